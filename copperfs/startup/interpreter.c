@@ -250,6 +250,22 @@ static char **environment_of(const struct files *files, const char *prefix)
 	return result;
 }
 
+/*
+ * Ubuntu's AppArmor may let only programs of certain paths make user namespaces, Python among them. A
+ * memory file has no path.
+ */
+static bool needs_its_name(void)
+{
+	FILE *file = fopen("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "re");
+	int first;
+
+	if (!file)
+		return false;
+	first = fgetc(file);
+	fclose(file);
+	return first == '1' && geteuid() != 0;
+}
+
 static void start(const struct installation *here, const struct files *files, const char *prefix,
 		  char **words)
 {
@@ -260,7 +276,7 @@ static void start(const struct installation *here, const struct files *files, co
 
 	snprintf(file, sizeof(file), FD_PATH, files->python);
 	if (command && environment)
-		execve(file, command, environment);
+		execve(needs_its_name() ? files->path : file, command, environment);
 	free(command);
 }
 
