@@ -32,7 +32,8 @@ def test_the_sdist_makes_a_wheel_that_mounts(tmp_path: Path) -> None:
     assert wanted <= sources
     files = zipfile.ZipFile(wheel).namelist()
     assert any(re.match(r"copperfs/native/_native\..*\.so$", each) for each in files)
-    assert {"copperfs/py.typed", "copperfs/startup/bundle"} <= set(files)
+    bundles = {f"copperfs/startup/{name}" for name in ("bundle", "standard_library")}
+    assert {"copperfs/py.typed", *bundles} <= set(files)
     assert any(each.endswith("share/man/man1/copperfs-run.1") for each in files)
     assert not any("tests/" in each for each in files)
 
