@@ -42,10 +42,9 @@ extern char **environ;
 
 /* path_policy_from_mounts.py has them, too. On others, reading costs more than copying. */
 static const char *const LOCAL_FILESYSTEMS[] = {
-	"ext2",	 "ext3",   "ext4",     "xfs",		     "btrfs",	       "zfs",	"bcachefs",
-	"f2fs",	 "jfs",	   "reiserfs", "nilfs2",	     "tmpfs",	       "ramfs", "rootfs",
-	"overlay", "aufs", "squashfs", "erofs",		     "iso9660",	       "udf",	"vfat",
-	"msdos", "exfat",  "ntfs",     "ntfs3",		     "fuseblk",
+	"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs",
+	"nilfs2", "tmpfs", "ramfs", "rootfs", "overlay", "aufs", "squashfs", "erofs",
+	"iso9660", "udf", "vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk",
 	"fuse.fuse-overlayfs", "fuse.squashfuse",
 };
 
