@@ -713,6 +713,33 @@ class Settings:
             "Nothing waits for it; it only decides when others are told.",
         ),
     )
+    takeover: bool = field(
+        default=False,
+        metadata=_option(
+            FAILURE,
+            SWITCH,
+            "If the daemon dies or hangs, another one that stands by goes on with its mount, and "
+            "applications only wait for a moment. It takes the memory of one more idle daemon. "
+            "Needs Linux 6.9.",
+        ),
+    )
+    hang_after_s: float | None = field(
+        default=30.0,
+        metadata=_option(
+            FAILURE,
+            DEADLINE,
+            "With --takeover, a daemon that shows no sign of life for this long is ended, unless "
+            "a debugger has stopped it. none: never. A source that hangs is no such daemon.",
+        ),
+    )
+    takeovers_max: int = field(
+        default=10,
+        metadata=_option(
+            FAILURE,
+            _count(1, 100_000),
+            "If daemons die more often than this within a minute, the mount ends.",
+        ),
+    )
     in_place: InPlaceMode = field(
         default="auto",
         metadata=_option(

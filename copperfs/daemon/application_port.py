@@ -38,7 +38,7 @@ class Publications(Protocol):
     def withdraw(self, key: CacheKey | ChunkKey) -> None:
         """The node no longer holds this."""
 
-    def withdraw_all(self) -> None:
+    def withdraw_all(self, epoch: int) -> None:
         """The node holds nothing, and no content is fresh."""
 
     def publish_object(self, key: ObjectKey, blob: Blob) -> None:
@@ -142,7 +142,7 @@ class ApplicationPort:
             self.renamed()
 
     def begin_epoch(self, epoch: int) -> None:
-        self.publications.withdraw_all()
+        self.publications.withdraw_all(epoch)
         if self.is_clearing:
             return
         self.notifications.add_everything(lambda: self.publications.invalidate_all()[1])

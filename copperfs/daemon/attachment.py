@@ -105,6 +105,24 @@ class MountedHere:
                 unmount(self.mountpoint, lazy=True)
 
 
+@dataclass(frozen=True, slots=True)
+class TakenOver(MountedHere):
+    """Mounted by a daemon that has died. Its mount point is not touched: nothing answers there."""
+
+    fuse_fd: int
+    taken_device: str
+
+    @property
+    def device(self) -> str:
+        return self.taken_device
+
+    def check(self) -> None:
+        pass
+
+    def open(self) -> int:
+        return self.fuse_fd
+
+
 @dataclass(slots=True)
 class MountedInside:
     mountpoint: str
@@ -129,6 +147,30 @@ class MountedInside:
             words["mounts"],
             words["users"],
             (status.st_dev, status.st_ino),
+        )
+
+    def left(self, fds: list[int]) -> dict[str, Any]:
+        """What a successor needs; adds to *fds* the descriptors of which it has the numbers."""
+        fds += self.namespace_fds()
+        held = len(self.namespace_fds())
+        return {
+            "mountpoint": self.mountpoint,
+            "device": self.device,
+            "mounts": len(fds) - held if held else None,
+            "users": len(fds) - 1 if self._users_fd is not None else None,
+            "namespace": self.namespace,
+        }
+
+    @classmethod
+    def resumed(cls, words: dict[str, Any], fds: Sequence[int], fuse_fd: int) -> "MountedInside":
+        mounts, users = words["mounts"], words["users"]
+        return cls(
+            words["mountpoint"],
+            words["device"],
+            fuse_fd,
+            -1 if mounts is None else fds[mounts],
+            None if users is None else fds[users],
+            tuple(words["namespace"]),
         )
 
     def check(self) -> None:
@@ -157,7 +199,7 @@ class MountedInside:
             socket.send_fds(sock, [line], self.namespace_fds())
 
     def namespace_fds(self) -> list[int]:
-        return [fd for fd in (self._mounts_fd, self._users_fd) if fd is not None]
+        return [fd for fd in (self._mounts_fd, self._users_fd) if fd is not None and fd >= 0]
 
     def let_go(self) -> None:
         """From now on the namespace ends with its last process."""

@@ -33,12 +33,13 @@ import trio
 
 from copperfs.chunkstore.disk_store import BACKLOG_BYTES_MAX, DiskStore
 from copperfs.config.settings import Settings
-from copperfs.daemon.attachment import Attachment, MountedHere, OverlayRenewal
+from copperfs.daemon.attachment import Attachment, MountedHere, OverlayRenewal, TakenOver
 from copperfs.daemon.chunk_disk import ChunkDisk, chunk_bytes_of, open_tier_store, placement_of
 from copperfs.daemon.control_server import ControlServer
 from copperfs.daemon.core_dump import leave_out_memory
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.failure_log import FailureLogWriter
+from copperfs.daemon.handover import Handover, Takeover
 from copperfs.daemon.heap_trim import trim_heap
 from copperfs.daemon.job_requests import JobMember, join_job, transport_of
 from copperfs.daemon.log_file import LogFile, LogWatch
@@ -55,6 +56,7 @@ from copperfs.daemon.prometheus import open_port, render, serve, write
 from copperfs.daemon.request_profile import Profiler
 from copperfs.daemon.shared_mount_server import Users
 from copperfs.daemon.statistics import Statistics
+from copperfs.daemon.succession import Succession
 from copperfs.fuse.handlers import FrontHandlers
 from copperfs.fuse.ioctl import IoctlRequest, TooLong
 from copperfs.fuse.mounting import absolute, mounts
@@ -128,9 +130,19 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 class Daemon:
     def __init__(
-        self, settings: Settings, launch: Launch | None = None, users: Users | None = None
+        self,
+        settings: Settings,
+        launch: Launch | None = None,
+        users: Users | None = None,
+        takeover: Takeover | None = None,
+        keeper: socket.socket | None = None,
     ) -> None:
+        """*keeper* is the channel to the one that has let this process take over."""
         self.launch = launch
+        self.takeover = takeover
+        self.succession = Succession(settings, takeover, keeper)
+        if users is not None:
+            users.changed = self.succession.changed
         self.users = users
         """The daemon ends with the users of a ``copperfs run``."""
         self.inside = inside = None if users is None else users.inside
@@ -139,7 +151,13 @@ class Daemon:
         symlinks = settings.symlinks if inside is None else "keep"
         self.settings = replace(settings, mountpoint=mountpoint, symlinks=symlinks)
         self.attachment: Attachment = inside or MountedHere(self.settings)
-        self.source_root = os.path.realpath(os.fsencode(settings.source))
+        if takeover is None:
+            self.source_root = os.path.realpath(os.fsencode(settings.source))
+        else:  # the source may hang now, and caches and peers serve on
+            before = takeover.handover
+            if inside is None:
+                self.attachment = TakenOver(self.settings, before.fuse_fd, before.device)
+            self.source_root = before.source_root
         self._cleanup = ExitStack()
         self._failed: MountError | None = None
         self._sockets: list[socket.socket] = []
@@ -162,11 +180,22 @@ class Daemon:
                 me, roster = self.launch.me, self.launch.roster
                 name = roster.member(me).name
                 log.info("node %d of %d, %s, in job %s", me, len(roster), name, roster.job)
-            trio.run(self._main, ready)
+            try:
+                trio.run(self._main, ready)
+            except CopperError:
+                raise
+            except BaseException:
+                if not self.succession.has_successor():
+                    raise
+                # Nothing is unmounted: a successor goes on.
+                log.exception("a bug: the daemon failed in an unforeseen way")
+                logging.shutdown()
+                os._exit(1)
 
     async def _main(self, ready: Callable[[], None]) -> None:
         settings = self.settings
-        self._check()
+        if self.takeover is None:
+            self._check()
         _raise_descriptor_limit()
         if self.launch is not None:
             _keep_freed_memory()
@@ -224,6 +253,7 @@ class Daemon:
         )
         self._cleanup.callback(front.stop)
         limits = node.limits
+        self.succession.keep_connection(front, node)
         front.set_reader(
             fetcher.reader(self._own_device()),
             node.files.whole_max_bytes,
@@ -244,7 +274,7 @@ class Daemon:
         # libfuse closes its end itself
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
-        statistics = Statistics(engine, front)
+        statistics = Statistics(engine, front, self.succession)
         job = JobMember(engine, settings, statistics.document, statistics.reset, self._roster)
         if self.users is not None:
             self.users.read = statistics.read
@@ -265,6 +295,7 @@ class Daemon:
             },
         )
         front.start()
+        self.succession.go_on(front, settings.mountpoint)
         _raise_read_ahead(self.attachment.device)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
@@ -287,8 +318,10 @@ class Daemon:
             publications.publish_statfs(statfs.known)
             nursery.start_soon(_withdraw_statfs, front)
             nursery.start_soon(self._become_ready, job, ready, nursery)
+            nursery.start_soon(self._run_succession, front, engine, fuse_fd)
             await server.run()  # until the mount is gone
             log.info("%s was unmounted", settings.mountpoint)
+            self.succession.end()
             await engine.leave()
             await self._finish_writing(engine)
             pyfuse3.terminate()
@@ -332,9 +365,12 @@ class Daemon:
         if job.engine.tier is not None:
             await job.engine.tier.wait_begun()
         try:
-            await job.readiness.wait()
-            log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
+            if self.takeover is None:  # else applications use it already
+                await job.readiness.wait()
+            if self.takeover is None:
+                log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
             ready()
+            self.succession.is_mounted.set()
         except MountError as error:
             self._failed = error
             if self.users is not None:
@@ -350,7 +386,23 @@ class Daemon:
         await self.users.run()
         log.info("nobody uses %s any more: unmounting", self.settings.mountpoint)
         if self.inside is None:
+            self.succession.end()
             await trio.to_thread.run_sync(self._unmount_or_detach)
+
+    def _handover(self, fuse_fd: int) -> Handover:
+        """What a successor needs now."""
+        connection_fd = self.succession.connection_fd
+        assert connection_fd is not None
+        words, fds = (None, []) if self.users is None else self.users.left()
+        root, device = self.source_root, self.attachment.device
+        return Handover(
+            self.settings, self.launch, root, device, connection_fd, fuse_fd, words, fds
+        )
+
+    async def _run_succession(self, front: Front, engine: Engine, fuse_fd: int) -> None:
+        if self.users is not None:
+            await self.users.welcomed.wait()
+        await self.succession.run(front, engine, partial(self._handover, fuse_fd))
 
     async def _serve_handlers(self) -> None:
         await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
@@ -361,6 +413,7 @@ class Daemon:
                 self._logs.reopen()
                 continue
             log.info("%s: unmounting", signal.Signals(number).name)
+            self.succession.end()
             # In a thread: the kernel may send requests while it unmounts.
             await trio.to_thread.run_sync(self._unmount_or_detach)
 

@@ -53,11 +53,22 @@ def _nothing_covered(directories: Sequence[str], writable: Sequence[str]) -> dic
 Serve = Callable[[socket.socket], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    token: str
+    cwd: str
+    joined: bool = False
+    """By the join socket."""
+    shows: bool = True
+    """Whether it is the rank that prints the report, of those that joined."""
+
+
 @dataclass(slots=True)
 class Users:
     settings: Settings
     counter: socket.socket
-    first: socket.socket
+    first: socket.socket | None
+    """None in a successor: it goes on with those that its predecessor had welcomed."""
     expected: int = 1
     remove: bool = False
     """Whether the mount point was made for this run."""
@@ -68,15 +79,21 @@ class Users:
     """What was read through the mount."""
     cover_more: Callable[[Sequence[str], Sequence[str]], dict[str, Any]] = _nothing_covered
     """Blocks; in the namespace of the runs."""
+    changed: Callable[[], None] = lambda: None
+    """Called when a successor would need to know more, and before a user relies on it."""
     ready: trio.Event = field(default_factory=trio.Event)
+    welcomed: trio.Event = field(default_factory=trio.Event)
+    """A user relies on the mount, and all that the first one has to say was said."""
     _error: str | None = None
     _covered: dict[str, Any] | None = None
     """What the first user has covered."""
     _has_covered: trio.Event = field(default_factory=trio.Event)
     _covering: trio.Lock = field(default_factory=trio.Lock)
     _here: set[socket.socket] = field(default_factory=set)
-    _working: dict[socket.socket, str] = field(default_factory=dict)
-    """The working directory of each run."""
+    _runs: dict[socket.socket, Run] = field(default_factory=dict)
+    """Those that were told that they can begin."""
+    _first_run: dict[str, Any] | None = None
+    """What further runs are answered with."""
     _come: int = 0
     _killed: bool = False
     _is_abandoned: bool = False
@@ -94,11 +111,7 @@ class Users:
         values = json.loads(lines.readline() or "null")
         if values is None:
             return None
-        counter = socket.socket(fileno=values["counter"])
-        first = socket.socket(fileno=values["first"])
-        for each in (counter, first):
-            each.set_inheritable(False)
-            each.setblocking(False)
+        counter, first = _own_socket(values["counter"]), _own_socket(values["first"])
         words = values["in_place"]
         inside = MountedInside.of_line(words) if isinstance(words, dict) else None
         users = cls(settings, counter, first, values["expected"], values["remove"], inside)
@@ -108,14 +121,18 @@ class Users:
     async def run(self) -> None:
         """Return when the mount has no users. The last one waits for the daemon's end."""
         async with trio.open_nursery() as nursery:
-            self._take(self.first, partial(self._serve, nursery), nursery)
             serve = partial(self._serve, nursery)
+            if self.first is not None:
+                self._take(self.first, serve, nursery)
+            else:
+                self._resume(nursery)
             nursery.start_soon(self._accept, self.counter, serve, nursery)
             while not await self._nobody_comes():
                 pass
             nursery.cancel_scope.cancel()
         if self.inside is not None:
             self.inside.let_go()
+            self.changed()
             if not self._ending:
                 # Background processes keep the mount; who comes now is the first of the next.
                 for each in self._listeners:
@@ -203,22 +220,32 @@ class Users:
             if self.inside is not None and sock is self.first:
                 self._covered = await self._next_of_first(lines)
                 self._has_covered.set()
-            if not await self._welcome(sock, hello):
+            if not await self._may_begin(sock, hello):
                 return
-            self._come += 1
-            self._working[sock] = str(hello.get("cwd", "/"))
-            while not (said := await lines.next()).get("bye"):
-                if "join" in said:
-                    self._accept_joins(said["join"], lines.fds, nursery)
-                if "cover" in said:
-                    _say(sock, failed=await self._cover(said["cover"]))
-            await self._look_for_background()
-            last = self._part(sock)
-            _say(sock, last=last, read=self.read())
+            self._enter(sock, Run(token, str(hello.get("cwd", "/"))))
+            self._say_ready(sock)
+            await self._attend(sock, lines, nursery)
         except (Ended, ValueError):
             await self._lost(token)
         finally:
             self._gone(sock)
+
+    def _enter(self, sock: socket.socket, run: Run) -> None:
+        self._come += 1
+        self._runs[sock] = run
+        self.welcomed.set()
+        self.changed()
+
+    async def _attend(self, sock: socket.socket, lines: "_Lines", nursery: trio.Nursery) -> None:
+        while not (said := await lines.next()).get("bye"):
+            if "join" in said:
+                self._first_run = said["join"]
+                self._accept_joins(lines.fds, nursery)
+            if "cover" in said:
+                _say(sock, failed=await self._cover(said["cover"]))
+        await self._look_for_background()
+        last = self._part(sock)
+        _say(sock, last=last, read=self.read())
 
     async def _lost(self, token: str | None) -> None:
         if token is not None:
@@ -228,7 +255,8 @@ class Users:
 
     def _gone(self, sock: socket.socket) -> None:
         self._here.discard(sock)
-        self._working.pop(sock, None)
+        if self._runs.pop(sock, None) is not None:
+            self.changed()
         if sock not in self._parting:
             sock.close()
         self._changed.set()
@@ -258,28 +286,27 @@ class Users:
                 failed |= done["failed"]
                 covered["directories"] = [*there, *done["directories"]]
                 covered["writable"] = sorted({*covered.get("writable", ()), *wanted["writable"]})
+                self.changed()
         return dict(list(failed.items())[:FAILED_TOLD_MAX])
 
     def _why_not(self, directory: str) -> str | None:
         """Covers are read-only, and this one would be so for the programs that run already."""
-        for working in self._working.values():
-            if contains(directory, working):
-                return f"another program of this launch works in {working}"
+        for run in self._runs.values():
+            if contains(directory, run.cwd):
+                return f"another program of this launch works in {run.cwd}"
         return None
 
     # ---- further runs, by the join socket --------------------------------------------------------
 
-    def _accept_joins(
-        self, first_run: dict[str, Any], fds: list[int], nursery: trio.Nursery
-    ) -> None:
+    def _accept_joins(self, fds: list[int], nursery: trio.Nursery) -> None:
+        assert self._first_run is not None
         for fd in fds:
-            listener = socket.socket(fileno=fd)
-            listener.set_inheritable(False)
-            listener.setblocking(False)
+            listener = _own_socket(fd)
             self._join_sockets.append(listener)
-            serve = partial(self._serve_further, ResolvedRun.of_line(first_run))
+            serve = partial(self._serve_further, ResolvedRun.of_line(self._first_run))
             nursery.start_soon(self._accept, listener, serve, nursery)
         fds.clear()
+        self.changed()
 
     async def _serve_further(self, first_run: ResolvedRun, sock: socket.socket) -> None:
         token = None
@@ -294,20 +321,96 @@ class Users:
                 await messages.say("python")
                 return
             token = request.token
-            self._come += 1
             fds = () if self.inside is None else self.inside.namespace_fds()
-            self._working[sock] = first_run.cwd
-            await messages.send(first_run.answer(request, len(fds)), fds)
-            await messages.next()
-            await self._look_for_background()
-            last = self._part(sock)
             shows = look_around(request.environ).rank in (None, 0)
-            lines = first_run.report.lines(self.read()) if shows else ()
-            await messages.say("1" if last else "0", *(f"copperfs: {each}" for each in lines))
+            run = Run(token, first_run.cwd, joined=True, shows=shows)
+            self._enter(sock, run)
+            await messages.send(first_run.answer(request, len(fds)), fds)
+            await self._attend_further(sock, messages, first_run, run)
         except (Ended, ValueError, trio.TooSlowError):
             await self._lost(token)
         finally:
             self._gone(sock)
+
+    async def _attend_further(
+        self, sock: socket.socket, messages: JoinMessages, first_run: ResolvedRun, run: Run
+    ) -> None:
+        await messages.next()
+        await self._look_for_background()
+        last = self._part(sock)
+        lines = first_run.report.lines(self.read()) if run.shows else ()
+        await messages.say("1" if last else "0", *(f"copperfs: {each}" for each in lines))
+
+    # ---- in a successor --------------------------------------------------------------------------
+
+    def _resume(self, nursery: trio.Nursery) -> None:
+        self.welcomed.set()
+        joins, self._join_sockets = self._join_sockets, []
+        if joins:
+            self._accept_joins([each.detach() for each in joins], nursery)
+        for sock, run in self._runs.items():
+            self._here.add(sock)
+            nursery.start_soon(self._go_on, sock, run, nursery)
+
+    async def _go_on(self, sock: socket.socket, run: Run, nursery: trio.Nursery) -> None:
+        try:
+            if run.joined:
+                assert self._first_run is not None
+                first_run = ResolvedRun.of_line(self._first_run)
+                await self._attend_further(sock, JoinMessages(sock), first_run, run)
+            else:
+                await self._attend(sock, _Lines(sock), nursery)
+        except (Ended, ValueError):
+            await self._lost(run.token)
+        finally:
+            self._gone(sock)
+
+    def left(self) -> tuple[dict[str, Any], list[int]]:
+        """What a successor goes on with, and descriptors of which its words have the numbers."""
+        fds: list[int] = []
+
+        def number(sock: socket.socket) -> int:
+            fds.append(sock.fileno())
+            return len(fds) - 1
+
+        words = {
+            "settings": self.settings.to_json(),
+            "counter": number(self.counter),
+            "expected": self.expected,
+            "remove": self.remove,
+            "why_not_inside": self.why_not_inside,
+            "covered": self._covered,
+            "come": self._come,
+            "killed": self._killed,
+            "kept": self._is_kept,
+            "first_run": self._first_run,
+            "joins": [number(each) for each in self._join_sockets],
+            "runs": [[number(sock), asdict(run)] for sock, run in self._runs.items()],
+            "inside": None if self.inside is None else self.inside.left(fds),
+        }
+        return words, fds
+
+    @classmethod
+    def resumed(cls, words: dict[str, Any], fds: Sequence[int], fuse_fd: int) -> "Users":
+        inside = words["inside"]
+        users = cls(
+            Settings.from_json(words["settings"]),
+            _own_socket(fds[words["counter"]]),
+            None,
+            words["expected"],
+            words["remove"],
+            None if inside is None else MountedInside.resumed(inside, fds, fuse_fd),
+            words["why_not_inside"],
+        )
+        users._covered, users._first_run = words["covered"], words["first_run"]
+        users._has_covered.set()
+        users._come, users._killed = words["come"], words["killed"]
+        users._is_kept = words["kept"]
+        users._join_sockets = [_own_socket(fds[each]) for each in words["joins"]]
+        users._runs = {_own_socket(fds[each]): Run(**run) for each, run in words["runs"]}
+        return users
+
+    # ---- answers ---------------------------------------------------------------------------------
 
     async def _next_of_first(self, lines: "_Lines") -> dict[str, Any]:
         """If the first run ends before it has covered, the others start over: their connections end
@@ -318,17 +421,17 @@ class Users:
             self._is_abandoned = True
             trio.lowlevel.notify_closing(self.counter)
             self.counter.close()
-            for each in self._here - {self.first}:
+            others = {each for each in self._here if each is not self.first}
+            for each in others:
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
-            self._here &= {self.first}
+            self._here -= others
             raise
 
-    async def _welcome(self, sock: socket.socket, hello: dict[str, Any]) -> bool:
+    async def _may_begin(self, sock: socket.socket, hello: dict[str, Any]) -> bool:
         if wrong := self._difference(hello["settings"]):
             _say(sock, error=wrong)
             return False
-        is_ready = False
         # A user that goes before the mount is ready must be noticed as well.
         async with trio.open_nursery() as nursery:
 
@@ -340,10 +443,7 @@ class Users:
             await self.ready.wait()
             if self.inside is not None:
                 await self._has_covered.wait()
-            is_ready = True
             nursery.cancel_scope.cancel()
-        if self._error is None and is_ready:
-            self._say_ready(sock)
         return self._error is None
 
     def _say_ready(self, sock: socket.socket) -> None:
@@ -377,6 +477,14 @@ class Users:
             f"{', '.join(key.replace('_', '-') for key in keys)}; give the same, or another "
             "--mountpoint"
         )
+
+
+def _own_socket(fd: int) -> socket.socket:
+    """Of a descriptor that another process has passed."""
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)
+    sock.setblocking(False)
+    return sock
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ import trio
 
 from copperfs.chunkstore.store_interface import StoreStats
 from copperfs.daemon.engine import Engine
+from copperfs.daemon.succession import Succession
 from copperfs.native import Front
 from copperfs.node.limits_and_counters import NodeStats
 from copperfs.transport.interface import TransportStats
@@ -31,6 +32,7 @@ QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 class Statistics:
     engine: Engine
     front: Front
+    succession: Succession
     started: float = field(default_factory=time.time)
     since: float = field(default_factory=time.time)
 
@@ -49,6 +51,10 @@ class Statistics:
             "started": self.started,
             "since": self.since,
             "epoch": node.epoch,
+            "takeovers": {
+                "count": self.succession.count,
+                "last_s": round(self.succession.took_over_s, 3),
+            },
             "job": self._job(),
             "operations": operations,
             "handlers": {

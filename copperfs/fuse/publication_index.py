@@ -186,11 +186,11 @@ class PublicationIndex:
         if not numbers:
             self._chunked.pop(file, None)
 
-    def withdraw_all(self) -> None:
+    def withdraw_all(self, epoch: int) -> None:
         self._where.clear()
         self._chunked.clear()
         self._files.clear()
-        self.front.clear()
+        self.front.clear(epoch)
 
     def used(self) -> list[CacheKey | ChunkKey]:
         """A long list is queried in rounds."""

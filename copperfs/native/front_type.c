@@ -617,15 +617,80 @@ static PyObject *py_withdraw(PyObject *object, PyObject *arg)
 	return PyBool_FromLong(inode != NULL);
 }
 
-static PyObject *py_clear(PyObject *object, PyObject *unused)
+static PyObject *py_clear(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
+	uint64_t epoch = PyLong_AsUnsignedLongLong(arg);
+
+	if (PyErr_Occurred())
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	tables_clear(&f->tables, epoch);
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_keep_connection(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	int fd, inherited;
+	bool kept;
+
+	if (!PyArg_ParseTuple(args, "ip", &fd, &inherited))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	kept = front_keep_connection(f, fd, inherited);
+	Py_END_ALLOW_THREADS
+	if (!kept)
+		return PyErr_SetFromErrno(PyExc_OSError);
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_connection(PyObject *object, PyObject *unused)
+{
+	struct front *f = front_of(object);
+	const struct connection_header *header = f->tables.connection.header;
+	unsigned inodes;
+	uint64_t epoch, told, left_out;
+
+	(void)unused;
+	if (!header)
+		Py_RETURN_NONE;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	inodes = f->tables.inodes;
+	epoch = header->epoch;
+	told = header->told_epoch;
+	left_out = header->left_out;
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	return Py_BuildValue("(IKKKi)", inodes, (unsigned long long)epoch,
+			     (unsigned long long)told, (unsigned long long)left_out,
+			     front_kernel_resends(f));
+}
+
+static PyObject *py_resend(PyObject *object, PyObject *unused)
+{
+	int error;
 
 	(void)unused;
 	Py_BEGIN_ALLOW_THREADS
-	tables_lock(&f->tables);
-	tables_clear(&f->tables);
-	tables_unlock(&f->tables);
+	error = front_resend(front_of(object));
+	Py_END_ALLOW_THREADS
+	if (error) {
+		errno = error;
+		return PyErr_SetFromErrno(PyExc_OSError);
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_sign_of_life(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+	Py_BEGIN_ALLOW_THREADS
+	front_sign_of_life(front_of(object));
 	Py_END_ALLOW_THREADS
 	Py_RETURN_NONE;
 }
@@ -1088,7 +1153,17 @@ static PyMethodDef front_methods[] = {
 	{ "revoke_below", py_revoke_below, METH_NOARGS,
 	  "revoke_below(): list nothing without asking, until a listing is granted again." },
 	{ "withdraw", py_withdraw, METH_O, "withdraw(id) -> bool: forget its content." },
-	{ "clear", py_clear, METH_NOARGS, "clear(): forget all content; nothing is fresh." },
+	{ "clear", py_clear, METH_O,
+	  "clear(epoch): forget all content; nothing is fresh. The epoch is the node's." },
+	{ "keep_connection", py_keep_connection, METH_VARARGS,
+	  "keep_connection(fd, inherited): before the start; the memory in which the connection's "
+	  "state outlives this process, and whether another process had it." },
+	{ "connection", py_connection, METH_NOARGS,
+	  "connection() -> (inodes, epoch, epoch of which the kernel was told, names left out, "
+	  "whether the kernel resends, or -1 if it has not negotiated)" },
+	{ "resend", py_resend, METH_NOARGS,
+	  "resend(): the kernel gives back what was not answered." },
+	{ "sign_of_life", py_sign_of_life, METH_NOARGS, "sign_of_life(): for the keeper." },
 	{ "invalidate_all", py_invalidate_all, METH_NOARGS,
 	  "invalidate_all() -> (names the kernel was told to forget, what is left for "
 	  "invalidate_later or None). Blocks." },

@@ -468,6 +468,11 @@ class Node:
     def me(self) -> NodeId:
         return NodeId(0) if self.trees is None else self.trees.me
 
+    def resume(self, epoch: int) -> None:
+        """Before the first step: go on in the epoch of the daemon whose mount this one has taken
+        over."""
+        self.stats.epoch = epoch
+
     @property
     def epoch(self) -> int:
         return self.stats.epoch

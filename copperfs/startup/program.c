@@ -12,6 +12,7 @@
  */
 #define _GNU_SOURCE
 #include "program.h"
+#include "keeper.h"
 
 #include "interpreter.h"
 #include "memory_file.h"
@@ -83,6 +84,8 @@ int main(int count, char **words)
 	int listener = -1, file, bundle = -1, code;
 	char number[16];
 
+	if (count && !strcmp(words[0], KEEPER))
+		return keeper_main(count, words);
 	if (!find_ourselves() || !count) {
 		fprintf(stderr, "copperfs: /proc is not mounted, so copperfs cannot find its files\n");
 		return FAILED;

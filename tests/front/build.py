@@ -12,7 +12,10 @@ CORPUS = HERE / "corpus"
 SHARED = [NATIVE / "blob.c", NATIVE / "bytecode_names.c"]
 SOURCES = [*SHARED, *sorted(FRONT.glob("*.c"))]
 SOURCE_POOL = [*SHARED, *sorted((NATIVE / "source").glob("*.c"))]
-TABLES = [NATIVE / "blob.c", FRONT / "tables.c", FRONT / "chunks.c", FRONT / "readdir_cookies.c"]
+TABLES = [
+    NATIVE / "blob.c",
+    *(FRONT / f"{each}.c" for each in ("tables", "chunks", "readdir_cookies", "connection_state")),
+]
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
 # The head of the list of idle nodes within the tables is an extension of GNU C.
@@ -43,6 +46,7 @@ KEPT_EXTENTS: list[str | Path] = [
     *SOURCES,
     HERE / "kept_extents.c",
 ]
+HANDED_OVER: list[str | Path] = [*TABLES, HERE / "handed_over.c"]
 LATE_DENIAL: list[str | Path] = ["-Dwritev=late_writev", *SOURCES, HERE / "late_denial.c"]
 CROWDED: list[str | Path] = ["-Dread=crowding_read", *SOURCES, HERE / "crowded.c"]
 STRESS_SOURCE: list[str | Path] = [

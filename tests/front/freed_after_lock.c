@@ -61,7 +61,7 @@ static struct inode *a_inode(uint32_t type, uint64_t ino)
 
 /* Another version of the file, or other times of the directory. */
 static void withdraw(struct inode *inode) { inode_withdraw(&tables, inode); }
-static void clear(struct inode *inode) { (void)inode; tables_clear(&tables); }
+static void clear(struct inode *inode) { (void)inode; tables_clear(&tables, tables.epoch + 1); }
 static void forget(struct inode *inode) { inode_forget(&tables, inode->id, 1); }
 static void displace(struct inode *inode) { a_inode(inode->attr.mode ^ S_IFDIR ^ S_IFREG, 7); }
 static void set_object(struct inode *inode) { inode_set_object(&tables, inode, blob_new(LARGE)); }

@@ -34,7 +34,7 @@ int clearing_unlock(pthread_mutex_t *mutex)
 	if (clears && mutex == &front.tables.lock) {
 		clears = false;
 		tables_lock(&front.tables);
-		tables_clear(&front.tables);
+		tables_clear(&front.tables, front.tables.epoch + 1);
 		tables_unlock(&front.tables);
 	}
 	return error;

@@ -91,7 +91,7 @@ int main(void)
 	while (!is_held)
 		sched_yield();
 	tables_lock(t);
-	tables_clear(t);
+	tables_clear(t, t->epoch + 1);
 	tables_unlock(t);
 	CHECK(front_invalidate_all(&front, &later) == 1 && !later.some);
 	CHECK(!pthread_join(asker, NULL));

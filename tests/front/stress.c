@@ -559,7 +559,7 @@ static void *disturber_main(void *unused)
 		switch (random_of(&state) % 64) {
 		case 0:
 			tables_lock(&front->tables);
-			tables_clear(&front->tables);
+			tables_clear(&front->tables, front->tables.epoch + 1);
 			tables_unlock(&front->tables);
 			break;
 		case 1:

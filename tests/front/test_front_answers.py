@@ -151,7 +151,7 @@ def test_what_is_old_as_soon_as_it_is_published_answers_who_asked_before(
 
 def test_attributes_that_are_old_as_soon_as_they_are_published_are_given(lab: Lab) -> None:
     directory = lab.known()
-    lab.front.clear()
+    lab.front.clear(2)
 
     def publish() -> None:
         lab.front.publish_attributes(directory, lab.attributes.packed, 0.0)

@@ -113,7 +113,7 @@ def test_what_was_read_is_heard_of_once_though_memory_runs_out(
 def test_names_beside_a_lookup_that_hangs_are_left_for_later(front: tuple[Front, Kernel]) -> None:
     the_front, kernel = front
     kernel.look_up("1")
-    the_front.clear()
+    the_front.clear(2)
     kernel.begin(LOOKUP, ROOT_NODE, b"2\0")  # and gets no reply
     eventually(lambda: the_front.statistics()["pending"] == 1, "it is looked up")
     told, left = the_front.invalidate_all()

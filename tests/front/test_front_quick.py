@@ -13,6 +13,7 @@ from tests.front.build import (
     CROWDED,
     FREED_AFTER_LOCK,
     FUZZERS,
+    HANDED_OVER,
     HERE,
     KEPT_EXTENTS,
     LATE_DENIAL,
@@ -71,6 +72,11 @@ def test_a_denial_of_before_a_clear_is_written_before_the_kernel_is_told(
 def test_a_signal_of_too_many_names_is_never_lost(tmp_path: Path) -> None:
     program = build("gcc", "address,undefined", CROWDED, tmp_path / "crowded")
     assert run([program], timeout_s=TIMEOUT_S) == ""
+
+
+def test_a_killed_process_leaves_all_that_the_kernel_knows(tmp_path: Path) -> None:
+    program = build("gcc", "address,undefined", HANDED_OVER, tmp_path / "handed_over")
+    assert run([program, "60", "1"], timeout_s=TIMEOUT_S).startswith("60 processes")
 
 
 def test_what_was_found_of_holes_is_kept_and_answered_with(tmp_path: Path) -> None:

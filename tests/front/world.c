@@ -729,7 +729,7 @@ void world_step(struct input *in)
 		flags = take_byte(in);
 		if (flags % 8 == 0) {
 			tables_lock(&f->tables);
-			tables_clear(&f->tables);
+			tables_clear(&f->tables, f->tables.epoch + 1);
 			tables_unlock(&f->tables);
 		} else if (flags % 8 == 1) {
 			struct later later;

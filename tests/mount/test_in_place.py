@@ -334,24 +334,69 @@ def test_whatever_is_killed_nothing_is_left(site: Site, victim: str) -> None:
     process.communicate(timeout=COMMAND_TIMEOUT_S)
 
 
+@pytest.mark.parametrize("takeover", ["--takeover", "--no-takeover"])
 @pytest.mark.parametrize("seed", range(4))
-def test_kills_at_random_leave_nothing(site: Site, seed: int) -> None:
-    kill_at_random(site, Random(seed))
+def test_kills_at_random_leave_nothing(site: Site, seed: int, takeover: str) -> None:
+    kill_at_random(site, Random(seed), takeover)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1000, 1050))
 def test_200_kills_at_random_leave_nothing(site: Site, seed: int) -> None:
     """100 runs, for a user and for root, with at least two kills each."""
-    kill_at_random(site, Random(seed))
+    kill_at_random(site, Random(seed), "--takeover" if seed % 2 else "--no-takeover")
 
 
-def kill_at_random(site: Site, dice: Random) -> None:
+def test_a_dead_daemon_is_succeeded_in_place(site: Site) -> None:
+    """The command reads on, others join, and nothing is left."""
+    for number in range(4):
+        (site.env / f"file{number}").write_text(f"content {number}\n")
+        os.chown(site.env / f"file{number}", 0, SUPPLEMENTARY)
+        (site.env / f"file{number}").chmod(0o640)
+    options = ["--takeover"]
+    script = 'echo up; while read name; do cat "$VIRTUAL_ENV/$name"; done'
+    process = site.start("sh", "-c", script, options=options)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    for number in range(3):
+        eventually(lambda: spare_of(site), "a standby is ready")
+        (daemon,) = daemons_of(site)
+        os.kill(daemon, signal.SIGKILL)
+        process.stdin.write(f"file{number}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == f"content {number}\n"
+    assert site.run("sh", "-c", 'cat "$VIRTUAL_ENV/file3"', options=options) == "content 3\n"
+    output, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
+    assert (process.returncode, output, errors) == (0, "", "")
+
+
+def name_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def spare_of(site: Site) -> list[int]:
+    return [pid for pid in processes_of_runs(site) if name_of(pid) == "copperfs-spare"]
+
+
+def daemons_of(site: Site) -> list[int]:
+    """Also one that has taken over."""
+    words = (b"daemon_main", b"daemon.standby")
+    found = [
+        pid for pid in processes_of_runs(site) if any(each in command_line(pid) for each in words)
+    ]
+    return [pid for pid in found if name_of(pid) not in ("copperfs-spare", "copperfs-keeper")]
+
+
+def kill_at_random(site: Site, dice: Random, takeover: str) -> None:
     """Two ranks, each with a process in the background, are killed at any stage, in any order; what
     is left of their commands is killed at last."""
     ranks = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "2"}
     words = ["sh", "-c", "sleep 61 & cat $VIRTUAL_ENV/pyvenv.cfg; wait"]
-    begun = [site.start(*words, options=["--nodes", "1"], **ranks) for _ in range(2)]
+    options = ["--nodes", "1", takeover]
+    begun = [site.start(*words, options=options, **ranks) for _ in range(2)]
     time.sleep(dice.random() * 1.5)
     for _ in range(dice.randrange(2, 6)):
         found = processes_of_runs(site)
@@ -365,7 +410,7 @@ def kill_at_random(site: Site, dice: Random) -> None:
                 os.kill(pid, dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
         time.sleep(dice.random() * 0.2)
     for pid in processes_of_runs(site):
-        if b"daemon_main" not in command_line(pid):
+        if not any(each in command_line(pid) for each in (b"copperfs.daemon", b"copperfs-keeper")):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
     for each in begun:

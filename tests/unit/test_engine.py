@@ -125,7 +125,7 @@ class FakePublications:
     def withdraw(self, key: CacheKey | ChunkKey) -> None:
         self.told.append(("withdraw", key))
 
-    def withdraw_all(self) -> None:
+    def withdraw_all(self, epoch: int) -> None:
         self.told.append(("withdraw all", None))
 
     def used(self) -> list[CacheKey]:

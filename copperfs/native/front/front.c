@@ -54,6 +54,26 @@ int front_init(struct front *f, uint32_t inodes_max)
 	return 0;
 }
 
+bool front_keep_connection(struct front *f, int fd, bool inherited)
+{
+	if (!connection_open(&f->tables.connection, fd, inherited)) {
+		f->tables.connection.fd = -1;
+		return false;
+	}
+	f->inherited = inherited;
+	return !inherited || tables_adopt(&f->tables);
+}
+
+void front_sign_of_life(struct front *f)
+{
+	tables_lock(&f->tables);
+	pthread_mutex_lock(&f->pending_lock);
+	if (connection_is_kept(&f->tables.connection))
+		f->tables.connection.header->signs_of_life++;
+	pthread_mutex_unlock(&f->pending_lock);
+	tables_unlock(&f->tables);
+}
+
 /* Shows the peer of the control socket its end, once: a front thread may come here long after
  * front_stop(), when the descriptors' numbers are reused. front_stop() waits for the first call. */
 static void end(struct front *f)
@@ -76,6 +96,10 @@ static void *front_main(void *argument)
 	struct front *f = argument;
 	char *request = aligned_alloc(8, READ_BUFFER), *scratch = malloc(REPLY_MAX);
 
+	/* If the kernel had to make a page for a request while this process is killed, the request would
+	 * fail with EIO, and no successor would get it. */
+	if (request)
+		memset(request, 0, REQUEST_MAX);
 	while (request && scratch && !f->ended) {
 		ssize_t size = read(f->fuse_fd, request, READ_BUFFER);
 
@@ -97,7 +121,7 @@ int front_start(struct front *f)
 	int error = 0;
 
 	f->threads = calloc(f->threads_count, sizeof(*f->threads));
-	if (!f->threads)
+	if (!f->threads || (f->inherited && !init_replay(f)))
 		return -1;
 	/* signals are Python's */
 	sigfillset(&all);

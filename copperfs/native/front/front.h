@@ -138,6 +138,7 @@ struct front {
 	uint32_t *groups;   /* shown as files of shown_group */
 	unsigned groups_count;
 	uint32_t shown_group;
+	bool inherited; /* the kernel has negotiated with another process */
 	unsigned threads_count;
 	pthread_t *threads;
 	pthread_t replier;
@@ -197,6 +198,15 @@ uint64_t now_ns(void);
 
 /* front.c. The descriptors stay the caller's. */
 int front_init(struct front *f, uint32_t inodes_max);
+/* Before the start. `fd` is the memory of the connection, which another process had if it is
+ * `inherited`. */
+bool front_keep_connection(struct front *f, int fd, bool inherited);
+/* The kernel gives back what was not answered. An errno; EINVAL: it is older than 6.9. */
+int front_resend(struct front *f);
+/* -1: it has not negotiated yet. */
+int front_kernel_resends(const struct front *f);
+/* This process lives, and no thread of the front holds a lock for good. */
+void front_sign_of_life(struct front *f);
 int front_start(struct front *f);
 void front_stop(struct front *f);
 void front_destroy(struct front *f);
@@ -218,6 +228,7 @@ void denial_begin(struct front *f, struct denial *denial);
 void denial_end(struct front *f, struct denial *denial);
 /* Directories that a notification would wait for. */
 struct later {
+	uint64_t epoch;
 	bool some, slots[LOOKED_INTO];
 };
 long front_invalidate_all(struct front *f, struct later *later);
@@ -316,6 +327,8 @@ void trace_note(struct front *f, const struct fuse_in_header *in, enum kind kind
 		enum served_by served_by, uint64_t started_ns, uint64_t took_ns);
 
 /* init.c */
+/* libfuse negotiates as it did for another process, of whose reply the kernel hears nothing. */
+bool init_replay(struct front *f);
 void init_edit_request(struct front *f, char *request, size_t size);
 bool init_edit_reply(struct front *f, char *reply, size_t size);
 

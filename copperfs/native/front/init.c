@@ -6,6 +6,7 @@
  */
 #include "front.h"
 
+#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@ static const uint32_t wanted = FUSE_ASYNC_READ | FUSE_AUTO_INVAL_DATA | FUSE_DO_
 
 /* Of kernels newer than the headers. */
 #define REQUEST_TIMEOUT (1u << 10) /* in flags2 */
+#define HAS_RESEND (1u << 7)	     /* in flags2 */
 enum { REQUEST_TIMEOUT_AT = 40 };  /* where struct fuse_init_out has the seconds, 16 bits */
 
 enum {
@@ -43,6 +45,7 @@ void init_edit_request(struct front *f, char *request, size_t size)
 	/* before 7.36 the request ends after `flags` */
 	if (size < sizeof(struct fuse_in_header) + 16)
 		return;
+	connection_note_init(&f->tables.connection, request, (uint32_t)size);
 	f->init_offered = in->flags;
 	if ((in->flags & FUSE_INIT_EXT) && size >= sizeof(struct fuse_in_header) + sizeof(*in))
 		f->init_offered |= (uint64_t)in->flags2 << 32;
@@ -78,6 +81,16 @@ static void ask_for_timeout(struct front *f, struct fuse_init_out *out)
 	memcpy((char *)out + REQUEST_TIMEOUT_AT, &timeout, sizeof(timeout));
 }
 
+static void note_agreed(struct front *f)
+{
+	struct connection_state *c = &f->tables.connection;
+
+	if (!connection_is_kept(c))
+		return;
+	c->header->max_pages = f->max_pages;
+	c->header->kernel_skips_opens = f->kernel_skips_opens;
+}
+
 bool init_edit_reply(struct front *f, char *reply, size_t size)
 {
 	struct fuse_out_header *header = (struct fuse_out_header *)reply;
@@ -109,5 +122,33 @@ bool init_edit_reply(struct front *f, char *reply, size_t size)
 	}
 	ask_for_timeout(f, out);
 	f->kernel_skips_opens = (offered & FUSE_NO_OPEN_SUPPORT) && (offered & FUSE_NO_OPENDIR_SUPPORT);
+	note_agreed(f);
+	return true;
+}
+
+int front_kernel_resends(const struct front *f)
+{
+	if (!f->tables.connection.header || !f->tables.connection.header->max_pages)
+		return -1;
+	return !!(f->init_offered >> 32 & HAS_RESEND);
+}
+
+/* miss_forward() notes once more what the kernel has offered. */
+bool init_replay(struct front *f)
+{
+	const struct connection_header *header = f->tables.connection.header;
+	struct pending *pending;
+
+	f->kernel_skips_opens = header->kernel_skips_opens;
+	f->max_pages = header->max_pages;
+	if (!header->init_size) {
+		errno = EPROTO;
+		return false;
+	}
+	pending = pending_new(header->init_request, header->init_size, now_ns());
+	if (!pending)
+		return false;
+	pending->served_by = SERVED_MISS;
+	miss_forward(f, pending);
 	return true;
 }

@@ -436,9 +436,14 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 	}
 	/* errors are negative there; anything else becomes EIO below */
 	error = out->error < -FRONT_RETRY ? FRONT_RETRY : -out->error;
-	if (((struct fuse_in_header *)pending->request)->opcode == FUSE_INIT &&
-	    !init_edit_reply(f, reply, size))
-		error = EPROTO;
+	if (((struct fuse_in_header *)pending->request)->opcode == FUSE_INIT) {
+		if (f->inherited) { /* the kernel had its reply from another process */
+			free(pending);
+			return;
+		}
+		if (!init_edit_reply(f, reply, size))
+			error = EPROTO;
+	}
 	if (error ? error < 0 || error >= 512 || size != sizeof(*out)
 		  : !reply_is_sound(pending, data_size)) {
 		atomic_fetch_add(&f->statistics.protocol_errors, 1);

@@ -86,6 +86,9 @@ void front_count(struct front *f, const struct fuse_in_header *in, enum served_b
 /* --- notifications: they may wait for replies that only Python can give, so a worker thread sends
  * them, without the GIL or a lock --- */
 
+/* Newer than the headers. */
+enum { NOTIFY_RESEND = 7, NOTIFY_INC_EPOCH = 8 };
+
 static int notify(struct front *f, int code, const void *body, size_t body_size,
 		  const char *name, size_t name_size)
 {
@@ -121,6 +124,11 @@ int front_invalidate_inode(struct front *f, uint64_t id)
 	return notify(f, FUSE_NOTIFY_INVAL_INODE, &body, sizeof(body), NULL, 0);
 }
 
+int front_resend(struct front *f)
+{
+	return notify(f, NOTIFY_RESEND, NULL, 0, NULL, 0);
+}
+
 struct name {
 	uint64_t parent;
 	uint64_t directory; /* its own number, if it is a directory */
@@ -145,7 +153,7 @@ static size_t names_in_bucket(struct tables *t, uint32_t bucket, struct name *na
 	return count;
 }
 
-enum { NAMES_AT_ONCE = 64, DENIALS_WITHIN_S = 10, NOTIFY_INC_EPOCH = 8 };
+enum { NAMES_AT_ONCE = 64, DENIALS_WITHIN_S = 10 };
 
 /* A clear passes `later`, which collects directories that it would wait for, and then passes them
  * as `only`. To shed, both are NULL. */
@@ -236,6 +244,17 @@ static void await_denials(struct front *f)
 	tables_unlock(&f->tables);
 }
 
+/* A successor need not tell the kernel once more. */
+static void note_told(struct front *f, uint64_t epoch)
+{
+	struct connection_state *c = &f->tables.connection;
+
+	tables_lock(&f->tables);
+	if (connection_is_kept(c) && !f->ended && epoch > c->header->told_epoch)
+		c->header->told_epoch = epoch;
+	tables_unlock(&f->tables);
+}
+
 /* The pages of files stay: a changed file gets a new number, and SIGBUS would kill a program that
  * maps an unchanged one which cannot be read now. Directories with a lookup under way, which may
  * hang, are left to front_invalidate_later(). */
@@ -243,7 +262,9 @@ long front_invalidate_all(struct front *f, struct later *later)
 {
 	long told = 0;
 
-	*later = (struct later){ 0 };
+	tables_lock(&f->tables);
+	*later = (struct later){ .epoch = f->tables.epoch };
+	tables_unlock(&f->tables);
 	await_denials(f);
 	/* From Linux 6.16 on this also invalidates answers that the kernel has not stored yet.
 	 * Older kernels refuse it. */
@@ -252,6 +273,8 @@ long front_invalidate_all(struct front *f, struct later *later)
 	front_invalidate_inode(f, FUSE_ROOT_ID);
 	for (uint32_t bucket = 0; bucket <= f->tables.mask && !f->ended; bucket++)
 		told += invalidate_bucket(f, bucket, later, NULL);
+	if (!later->some)
+		note_told(f, later->epoch);
 	return told;
 }
 
@@ -261,6 +284,7 @@ long front_invalidate_later(struct front *f, const struct later *later)
 
 	for (uint32_t bucket = 0; later->some && bucket <= f->tables.mask && !f->ended; bucket++)
 		told += invalidate_bucket(f, bucket, NULL, later);
+	note_told(f, later->epoch);
 	return told;
 }
 

@@ -267,6 +267,21 @@ static void unlink_from(struct inode **bucket, struct inode *inode, bool by_name
 	*bucket = by_name ? inode->next_by_name : inode->next_by_id;
 }
 
+/* A successor must know the inode, and the directories above it. */
+static void record(struct tables *t, struct inode *inode)
+{
+	for (; connection_is_kept(&t->connection) && inode->parent && !inode->record;
+	     inode = inode->parent) {
+		struct inode_record like = {
+			.id = inode->id, .parent = inode->parent->id, .nlookup = inode->nlookup,
+			.negative = inode->negative, .attached = inode->attached,
+			.name_length = inode->name_length, .attr = inode->attr,
+		};
+
+		inode->record = record_new(&t->connection, &like, inode->name);
+	}
+}
+
 /* Its number still leads to it. */
 static void detach(struct tables *t, struct inode *inode)
 {
@@ -275,6 +290,8 @@ static void detach(struct tables *t, struct inode *inode)
 	unlink_from(name_bucket(t, inode->parent->id, inode->name, inode->name_length), inode,
 		    true);
 	inode->attached = false;
+	if (inode->record)
+		inode->record->attached = false;
 }
 
 static void idle_remove(struct tables *t, struct inode *inode)
@@ -311,6 +328,8 @@ static void free_unneeded(struct tables *t, struct inode *inode)
 		detach(t, inode);
 		unlink_from(&t->by_id[inode->id & t->mask], inode, false);
 		inode_withdraw(t, inode);
+		if (inode->record)
+			record_free(&t->connection, inode->record);
 		free(inode);
 		t->inodes--;
 		parent->children--;
@@ -431,6 +450,8 @@ void inode_set_attributes(struct tables *t, struct inode *inode, const struct fu
 	if (!same_times(&inode->attr, attr))
 		inode_outdate_listing(t, inode);
 	inode->attr = *attr;
+	if (inode->record)
+		inode->record->attr = *attr;
 }
 
 struct inode *inode_obtain(struct tables *t, struct inode *parent, const char *name,
@@ -522,6 +543,7 @@ bool inode_negative(struct tables *t, struct inode *parent, const char *name, si
 		if (!inode)
 			return false;
 		inode->negative = true;
+		record(t, inode);
 	}
 	inode->fresh_until = fresh_until;
 	idle_append(t, inode);
@@ -532,6 +554,9 @@ bool inode_negative(struct tables *t, struct inode *parent, const char *name, si
 void inode_refer(struct tables *t, struct inode *inode)
 {
 	inode->nlookup++;
+	record(t, inode);
+	if (inode->record)
+		inode->record->nlookup = inode->nlookup;
 	idle_remove(t, inode);
 }
 
@@ -542,6 +567,8 @@ void inode_forget(struct tables *t, uint64_t id, uint64_t nlookup)
 	if (!inode || inode == t->root)
 		return;
 	inode->nlookup -= nlookup < inode->nlookup ? nlookup : inode->nlookup;
+	if (inode->record)
+		inode->record->nlookup = inode->nlookup;
 	free_unneeded(t, inode);
 }
 
@@ -625,9 +652,11 @@ void inode_set_extents(struct tables *t, struct inode *inode, struct extents *ex
 	inode->extents = extents;
 }
 
-void tables_clear(struct tables *t)
+void tables_clear(struct tables *t, uint64_t epoch)
 {
-	t->epoch++;
+	t->epoch = epoch;
+	if (connection_is_kept(&t->connection))
+		t->connection.header->epoch = epoch;
 	for (uint32_t i = 0; i <= t->mask; i++)
 		for (struct inode *inode = t->by_id[i]; inode; inode = inode->next_by_id) {
 			inode_withdraw(t, inode);
@@ -645,6 +674,84 @@ void tables_revoke_below(struct tables *t)
 				inode->listing->granted_below = false;
 }
 
+/* --- of another process --- */
+
+static bool adopt_inode(struct inode_record *record, void *context)
+{
+	struct tables *t = context;
+	struct inode *inode;
+
+	/* a damaged one, or the root */
+	if (record->id == FUSE_ROOT_ID || inode_by_id(t, record->id))
+		return true;
+	if (t->inodes / CHAIN_MAX > t->mask && !grow(t))
+		return false;
+	inode = calloc(1, sizeof(*inode) + record->name_length);
+	if (!inode)
+		return false;
+	inode->id = record->id;
+	inode->name_length = record->name_length;
+	memcpy(inode->name, record->name, record->name_length);
+	inode->attr = record->attr;
+	inode->nlookup = record->nlookup;
+	inode->negative = record->negative;
+	inode->record = record;
+	enter(&t->by_id[inode->id & t->mask], inode, false);
+	t->inodes++;
+	return true;
+}
+
+/* Those without a parent have no path: their directories were left out for want of memory. They
+ * answer ESTALE, as unknown numbers do. */
+static bool adopt_place(struct inode_record *record, void *context)
+{
+	struct tables *t = context;
+	struct inode *inode = inode_by_id(t, record->id);
+	struct inode *parent = inode_by_id(t, record->parent);
+
+	if (!inode || inode->record != record)
+		return true;
+	if (!parent) {
+		unlink_from(&t->by_id[inode->id & t->mask], inode, false);
+		record_free(&t->connection, record);
+		free(inode);
+		t->inodes--;
+		return true;
+	}
+	inode->parent = parent;
+	parent->children++;
+	inode->attached = record->attached;
+	if (inode->attached)
+		enter(name_bucket(t, parent->id, inode->name, inode->name_length), inode, true);
+	return true;
+}
+
+static bool adopt_use(struct inode_record *record, void *context)
+{
+	struct tables *t = context;
+	struct inode *inode = inode_by_id(t, record->id);
+
+	if (inode && inode->negative)
+		idle_append(t, inode);
+	else if (inode)
+		free_unneeded(t, inode);
+	return true;
+}
+
+bool tables_adopt(struct tables *t)
+{
+	struct connection_state *c = &t->connection;
+
+	if (!records_each(c, adopt_inode, t))
+		return false;
+	records_each(c, adopt_place, t);
+	records_each(c, adopt_use, t);
+	if (c->header->next_id > t->next_id)
+		t->next_id = c->header->next_id;
+	t->epoch = c->header->epoch;
+	return true;
+}
+
 int tables_init(struct tables *t, uint32_t inodes_max, uint32_t handle_max)
 {
 	size_t buckets = 1024;
@@ -659,6 +766,7 @@ int tables_init(struct tables *t, uint32_t inodes_max, uint32_t handle_max)
 	if (t->idle_max < 2) /* a directory and a name in it: see keep_directory() */
 		t->idle_max = 2;
 	t->handle_max = handle_max;
+	t->connection.fd = -1;
 	t->next_id = FUSE_ROOT_ID;
 	t->epoch = 1;
 	t->idle.idle_next = t->idle.idle_previous = &t->idle;
@@ -704,5 +812,6 @@ void tables_destroy(struct tables *t)
 	free(t->by_name);
 	free(t->by_chunk);
 	free(t->handle_ids);
+	connection_close(&t->connection);
 	pthread_mutex_destroy(&t->lock);
 }

@@ -26,6 +26,7 @@
 #include "../blob.h"
 #include "../listing.h"
 #include "../reader.h"
+#include "connection_state.h"
 
 #define FRESH_FOREVER UINT64_MAX
 
@@ -115,6 +116,7 @@ struct inode {
 	bool idle : 1;	   /* no reference of the kernel */
 	uint32_t children;
 	uint64_t nlookup;
+	struct inode_record *record; /* for a successor; NULL: it needs none */
 	struct inode *next_by_id;
 	struct inode *next_by_name;
 	struct inode *idle_next, *idle_previous;
@@ -180,6 +182,8 @@ struct tables {
 	struct chunk **by_chunk;
 	uint64_t chunks;
 	struct chunk *touched;
+
+	struct connection_state connection;
 
 	/* Freed by tables_unlock(), after the lock. */
 	struct handle *dropped;
@@ -304,7 +308,10 @@ struct touched_chunk {
 };
 size_t tables_take_touched(struct tables *t, struct touched_chunk *taken, size_t room);
 void inode_withdraw(struct tables *t, struct inode *inode);
-void tables_clear(struct tables *t); /* withdraws all, and expires everything */
+/* Withdraws all, and expires everything. */
+void tables_clear(struct tables *t, uint64_t epoch);
+/* Enters what `connection` has of another process; in empty tables. False: there is no memory. */
+bool tables_adopt(struct tables *t);
 void tables_revoke_below(struct tables *t); /* from now on the handlers are asked to list */
 /* A listing that is being fetched must not be published. */
 void inode_outdate_listing(struct tables *t, struct inode *inode);

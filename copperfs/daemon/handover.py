@@ -1,0 +1,95 @@
+"""Handover: what a daemon leaves with its keeper, so that a successor can go on with its mount.
+
+The descriptors have a fixed order: the connection's state (``native/front/connection_state.h``),
+the daemon's own words as JSON in memory, ``/dev/fuse``, in a job the socket on which its peers find
+it, and those of the users of a ``copperfs run``.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from copperfs.config.settings import Settings
+from copperfs.launch.launch_method import Launch
+from copperfs.model.errors import MountError
+
+VERSION = 1
+WORDS_MAX = 64 << 20
+"""A roster of 100,000 nodes is 10 MB."""
+MESSAGE_MAX = 512
+DESCRIPTORS_MAX = 250
+"""The kernel passes 253 at once; also in keeper.c."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    settings: Settings
+    launch: Launch | None
+    source_root: bytes
+    device: str
+    """MAJOR:MINOR of the mount."""
+    connection_fd: int
+    fuse_fd: int
+    users: dict[str, Any] | None = None
+    users_fds: Sequence[int] = ()
+
+    def to_fds(self) -> list[int]:
+        """The second one is new, and the caller closes it."""
+        words = {
+            "version": VERSION,
+            "settings": self.settings.to_json(),
+            "launch": None if self.launch is None else self.launch.to_json(),
+            "source_root": os.fsdecode(self.source_root),
+            "device": self.device,
+            "users": self.users,
+        }
+        words_fd = os.memfd_create("copperfs-handover", os.MFD_CLOEXEC)
+        with open(words_fd, "wb", closefd=False) as file:
+            file.write(json.dumps(words).encode("ascii"))
+        listeners = [] if self.launch is None else [self.launch.listener.fileno()]
+        return [self.connection_fd, words_fd, self.fuse_fd, *listeners, *self.users_fds]
+
+    @classmethod
+    def from_fds(cls, fds: list[int]) -> "Handover":
+        """Takes the descriptors."""
+        connection_fd, words_fd, fuse_fd, *sockets = fds
+        try:
+            words = json.loads(os.pread(words_fd, WORDS_MAX, 0))
+        finally:
+            os.close(words_fd)
+        if words["version"] != VERSION:
+            raise MountError("the daemon that has ended was of another version of copperfs")
+        launch = None
+        if words["launch"] is not None:
+            launch = Launch.from_json(words["launch"], socket.socket(fileno=sockets.pop(0)))
+        return cls(
+            Settings.from_json(words["settings"]),
+            launch,
+            os.fsencode(words["source_root"]),
+            words["device"],
+            connection_fd,
+            fuse_fd,
+            words["users"],
+            sockets,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """Why and when a successor goes on."""
+
+    handover: Handover
+    cause: str
+    """``hang``, ``signal-9``, ``exit-1``, or ``death`` where the keeper cannot know more."""
+    number: int
+    """How many times a successor of this mount has gone on."""
+    since_s: float
+    """Of the monotonic clock: since then no daemon has answered."""
+
+    @classmethod
+    def of_message(cls, message: bytes, fds: list[int]) -> "Takeover":
+        cause, number, since_ns = message[1:].decode("ascii").split()
+        return cls(Handover.from_fds(fds), cause, int(number), int(since_ns) / 1e9)

@@ -1,0 +1,137 @@
+"""Keeper: starts the process that holds a mount while its daemon is dead (``keeper.c``).
+
+The daemon starts it once the mount answers, gives it what a successor needs, and starts another
+should it die. At its own end the daemon says so, and the keeper ends, too.
+"""
+
+import errno
+import logging
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import trio
+
+from copperfs.config.settings import Settings
+from copperfs.daemon.handover import DESCRIPTORS_MAX, Handover
+from copperfs.startup.bundle import passed_to_python, python_of, started_from
+
+log = logging.getLogger(__name__)
+
+NAME = "copperfs-keeper"
+PROGRAM = "copperfs"
+# More deaths than this in that time: something ends each of them.
+STARTS_MAX, STARTS_WITHIN_S = 5, 60.0
+SIGN_EVERY_S = 0.25
+
+
+def program() -> str | None:
+    """Our program in C, which is the keeper under another name."""
+    return next((each for each in _places() if os.access(each, os.X_OK)), None)
+
+
+def _places() -> Iterator[str]:
+    bundle = started_from()
+    if bundle is not None:
+        yield bundle.program
+    yield os.path.join(os.path.dirname(sys.executable), PROGRAM)
+    yield os.path.join(sysconfig.get_path("scripts"), PROGRAM)
+    yield os.path.join(sysconfig.get_path("scripts", "posix_user"), PROGRAM)
+
+
+@dataclass(slots=True)
+class Keeper:
+    settings: Settings
+    describe: Callable[[], Handover]
+    """What a successor needs now."""
+    channel: socket.socket | None = None
+    """To the keeper; a successor has it from its own start."""
+    is_ended: bool = False
+    owes: bool = False
+    """Its socket was full; to be tried again soon."""
+    _process: "subprocess.Popen[bytes] | None" = None
+    _started: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_MAX))
+
+    async def run(self) -> None:
+        """Until the keepers die by themselves."""
+        while not self.is_ended and (self.channel is not None or self._start()):
+            assert self.channel is not None
+            self.leave()
+            await self._end_of(self.channel)
+            if not self.is_ended:
+                log.warning("the keeper of this mount has died; another one is started")
+
+    def leave(self) -> None:
+        """Give the keeper what a successor needs now."""
+        fds = self.describe().to_fds()
+        if len(fds) <= DESCRIPTORS_MAX:
+            self.owes = not self._tell(b"H", fds)
+            return
+        os.close(fds[1])
+        log.error("too many runs on this node for a takeover; if the daemon dies, the mount ends")
+        self.end()
+
+    def end(self) -> None:
+        """The daemon ends by itself, and needs no successor."""
+        self.is_ended = True
+        self._tell(b"E", [])
+
+    def _start(self) -> bool:
+        now = time.monotonic()
+        if len(self._started) == STARTS_MAX and now - self._started[0] < STARTS_WITHIN_S:
+            log.error("the keepers of this mount die; if the daemon dies now, the mount ends")
+            return False
+        self._started.append(now)
+        path = program()
+        if path is None:
+            log.error("the program copperfs is not found; if the daemon dies, the mount ends")
+            return False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = self.settings
+        hang_ms = 0 if settings.hang_after_s is None else int(settings.hang_after_s * 1000)
+        words = [NAME, theirs.fileno(), os.getpid(), hang_ms, settings.takeovers_max]
+        words += python_of("copperfs.daemon.standby")
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [str(each) for each in words],
+                    executable=path,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), *passed_to_python()],
+                    start_new_session=True,
+                    cwd="/",
+                )
+            except OSError as error:
+                ours.close()
+                log.error("no keeper: %s; if the daemon dies, the mount ends", error)
+                return False
+        ours.setblocking(False)
+        self.channel = ours
+        return True
+
+    async def _end_of(self, channel: socket.socket) -> None:
+        """It says nothing: what can be read is its end."""
+        await trio.lowlevel.wait_readable(channel)
+        channel.close()
+        self.channel = None
+        if self._process is not None:
+            await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
+
+    def _tell(self, word: bytes, fds: list[int]) -> bool:
+        try:
+            if self.channel is not None:
+                socket.send_fds(self.channel, [word], fds)
+        except OSError as error:
+            # Of a keeper that has died, the end is seen soon.
+            return error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
+        finally:
+            for words_fd in fds[1:2]:
+                os.close(words_fd)
+        return True

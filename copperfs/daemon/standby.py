@@ -1,0 +1,65 @@
+"""Standby: a daemon that has imported all it needs, and goes on with a mount when its daemon dies.
+
+The keeper starts it (``startup/keeper.c``) as ``python -m copperfs.daemon.standby FD``.
+"""
+
+import logging
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from copperfs.daemon.core_dump import leave_out_memory
+from copperfs.daemon.daemon_main import Daemon, end, set_up_logging
+from copperfs.daemon.handover import DESCRIPTORS_MAX, MESSAGE_MAX, Takeover
+from copperfs.daemon.shared_mount_server import Users
+from copperfs.model.errors import CopperError
+
+log = logging.getLogger(__name__)
+
+
+def show_as(name: str) -> None:
+    """In ``ps`` and ``top``."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
+def main() -> int:
+    keeper = socket.socket(fileno=int(sys.argv[1]))
+    keeper.set_inheritable(False)
+    with suppress(ImportError):
+        import copperfs.transport.zeromq  # noqa: F401  # for a job; it takes long to import
+    show_as("copperfs-spare")
+    try:
+        keeper.send(b"R")
+        message, fds, _, _ = socket.recv_fds(keeper, MESSAGE_MAX, DESCRIPTORS_MAX)
+    except OSError:
+        return 1
+    if not message:
+        return 0  # the keeper has ended
+    show_as("copperfs")
+    keeper.setblocking(False)
+    for each in fds:
+        os.set_inheritable(each, False)
+    try:
+        takeover = Takeover.of_message(message, fds)
+        before = takeover.handover
+        set_up_logging(before.settings, to_stderr=before.settings.foreground)
+        leave_out_memory()
+        users = None
+        if before.users is not None:
+            users = Users.resumed(before.users, before.users_fds, before.fuse_fd)
+        settings = before.settings if users is None else users.settings
+        Daemon(settings, before.launch, users, takeover, keeper).run(lambda: None)
+    except CopperError as error:
+        log.error("%s", error)
+        return 1
+    except BaseException:
+        log.exception("a bug: the daemon failed in an unforeseen way")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    end(main())

@@ -1,0 +1,359 @@
+"""The daemon of a mount dies or hangs, and its applications do not notice (--takeover)."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from copperfs.fuse.ioctl import IoctlRequest
+from tests.bootstrap.helpers import clean_environment
+from tests.mount.conftest import Mounter
+from tests.mount.helpers import (
+    COMMAND_TIMEOUT_S,
+    COPPERFS,
+    WAIT_S,
+    Mount,
+    asked,
+    copperfs,
+    eventually,
+    is_mounted,
+    is_running,
+)
+
+KILLS = 20
+READERS = 20
+FILES = 400
+TAKEOVER = ("--takeover", "--takeovers-max", "1000")
+
+pytestmark = pytest.mark.skipif(
+    [int(each) for each in os.uname().release.split("-")[0].split(".")[:2]] < [6, 9],
+    reason="this kernel resends no requests",
+)
+
+
+def content_of(number: int) -> bytes:
+    return random.Random(number).randbytes(1 + number * 997 % 60_000)
+
+
+@pytest.fixture
+def files(source: Path) -> Path:
+    for number in range(FILES):
+        directory = source / f"d{number % 7}" / f"e{number % 3}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"f{number}").write_bytes(content_of(number))
+    (source / "large").write_bytes(content_of(0) + bytes(9 << 20))
+    return source
+
+
+def children_of(pid: int) -> set[int]:
+    found = set()
+    for each in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found |= {int(child) for child in each.read_text().split()}
+    return found
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def keeper_of(daemon: int) -> int:
+    """The keeper is the child of the first daemon, and the parent of each later one; 0: there is
+    none."""
+    near = [*children_of(daemon), parent_of(daemon)]
+    return next((each for each in near if name_of(each) == "copperfs-keeper"), 0)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def standby_of(keeper: int, daemon: int) -> int:
+    return next(iter(children_of(keeper) - {daemon}), 0)
+
+
+def is_ready(daemon: int) -> bool:
+    """Whether a standby waits for its end."""
+    keeper = keeper_of(daemon)
+    return bool(keeper) and name_of(standby_of(keeper, daemon)) == "copperfs-spare"
+
+
+def successor(mount: Mount) -> int:
+    """Waits for the daemon that goes on."""
+    return int(mount.stats()["pid"])
+
+
+@dataclass
+class Reader(threading.Thread):
+    """Reads what the kernel has cached and what it has not, and compares."""
+
+    mount: Mount
+    seed: int
+    is_cold: Callable[[], None]
+    stop: threading.Event
+    faults: list[str] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(daemon=True)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def run(self) -> None:
+        draw = random.Random(self.seed)
+        while not self.stop.is_set():
+            number = draw.randrange(FILES)
+            path = self.mount / f"d{number % 7}/e{number % 3}/f{number}"
+            begun = time.monotonic()
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    if draw.random() < 0.3:
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    found = file.read()
+                if draw.random() < 0.05:
+                    names = os.listdir(path.parent)
+                    if len(names) != len(set(names)) or path.name not in names:
+                        self.faults.append(f"{path.parent}: {len(names)} names")
+            except OSError as error:
+                self.faults.append(f"{path}: {error}")
+                continue
+            self.waits_s.append(time.monotonic() - begun)
+            if found != content_of(number):
+                self.faults.append(f"{path}: wrong bytes")
+
+
+@pytest.fixture
+def taken(mounted: Mounter, files: Path) -> Iterator[Mount]:
+    mount = mounted(*TAKEOVER)
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    yield mount
+    if is_mounted(mount.mountpoint):
+        with contextlib.suppress(AssertionError):
+            mount.pid = successor(mount)
+    keeper = keeper_of(mount.pid)
+    mount.remove()
+    eventually(lambda: not keeper or not is_running(keeper), "the keeper has ended")
+
+
+def kill(mount: Mount, number: int = signal.SIGKILL) -> int:
+    before = mount.pid
+    os.kill(before, number)
+    mount.pid = successor(mount)
+    assert mount.pid != before
+    return before
+
+
+def test_readers_notice_no_death(taken: Mount) -> None:
+    stop = threading.Event()
+    readers = [Reader(taken, seed, lambda: None, stop) for seed in range(READERS)]
+    for each in readers:
+        each.start()
+    for _ in range(KILLS):
+        eventually(lambda: is_ready(taken.pid), "a standby is ready")
+        time.sleep(0.05)
+        kill(taken)
+    stop.set()
+    for each in readers:
+        each.join()
+    assert [fault for each in readers for fault in each.faults] == []
+    assert all(each.waits_s for each in readers)
+    text = taken.log.read_text()
+    assert text.count("took over") == KILLS
+    assert "signal-9" in text
+
+
+def test_what_was_open_goes_on(taken: Mount) -> None:
+    """A file, a mapping, a directory walk, a working directory."""
+    path = taken / "large"
+    expected = content_of(0) + bytes(9 << 20)
+    fd = os.open(path, os.O_RDONLY)
+    walk = os.scandir(taken / "d0/e0")
+    first = next(walk).name
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert mapped[:100] == expected[:100]
+        kill(taken)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert mapped[:] == expected
+        assert os.pread(fd, 1 << 20, 8 << 20) == expected[8 << 20 : 9 << 20]
+    rest = [each.name for each in walk]
+    assert sorted([first, *rest]) == sorted(os.listdir(taken.source / "d0/e0"))
+    assert os.fstat(fd).st_ino == os.stat(path).st_ino
+    os.close(fd)
+
+
+def test_the_kernel_serves_what_it_has_while_nobody_answers(taken: Mount) -> None:
+    found: dict[str, bytes] = {}
+
+    def read(name: str) -> None:
+        # open() asks whether it is a terminal, which only a daemon answers
+        fd = os.open(taken / name, os.O_RDONLY)
+        found[name] = os.read(fd, 1 << 20)
+        os.close(fd)
+
+    def reader(name: str) -> threading.Thread:
+        thread = threading.Thread(target=read, args=[name], daemon=True)
+        thread.start()
+        thread.join(0.5)
+        return thread
+
+    read("d0/e0/f0")
+    keeper = keeper_of(taken.pid)
+    os.kill(keeper, signal.SIGSTOP)  # so that nothing goes on for now
+    try:
+        os.kill(taken.pid, signal.SIGKILL)
+        found.clear()
+        assert not reader("d0/e0/f0").is_alive()
+        assert found == {"d0/e0/f0": content_of(0)}
+        waits = reader("d1/e1/f1")
+        assert waits.is_alive()
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    waits.join(WAIT_S)
+    assert found["d1/e1/f1"] == content_of(1)
+    taken.pid = successor(taken)
+
+
+def test_a_clear_of_a_successor_shows_what_has_changed(taken: Mount) -> None:
+    path, denied = taken / "d0/e0/f0", taken / "later"
+    assert path.read_bytes() == content_of(0)
+    assert not denied.exists()
+    kill(taken)
+    (taken.source / "d0/e0/f0").write_bytes(b"new")
+    (taken.source / "later").write_bytes(b"there")
+    assert path.read_bytes() == content_of(0)
+    assert not denied.exists()
+    taken.clear()
+    assert path.read_bytes() == b"new"
+    assert denied.read_bytes() == b"there"
+    eventually(lambda: is_ready(taken.pid), "a standby is ready")
+    kill(taken)
+    assert path.read_bytes() == b"new"
+    assert taken.stats()["epoch"] == 2
+
+
+def test_a_daemon_that_hangs_is_passed_over(mounted: Mounter, files: Path) -> None:
+    mount = mounted(*TAKEOVER, "--hang-after", "1")
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    hung = mount.pid
+    os.kill(hung, signal.SIGSTOP)
+    assert (mount / "d2/e2/f2").read_bytes() == content_of(2)
+    mount.pid = successor(mount)
+    assert mount.pid != hung
+    assert "hang" in mount.log.read_text()
+    eventually(lambda: not is_running(hung), "the hung daemon was ended")
+
+
+def test_a_keeper_that_dies_is_replaced(taken: Mount) -> None:
+    for _ in range(2):
+        before = keeper_of(taken.pid)
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: keeper_of(taken.pid) not in (0, before), "another keeper")  # noqa: B023
+        eventually(lambda: is_ready(taken.pid), "a standby is ready")
+        kill(taken)
+        assert (taken / "d3/e1/f31").read_bytes() == content_of(31)
+        eventually(lambda: is_ready(taken.pid), "a standby is ready")
+
+
+def test_without_both_the_mount_ends_as_without_takeover(taken: Mount) -> None:
+    keeper = keeper_of(taken.pid)
+    standby = standby_of(keeper, taken.pid)
+    os.kill(taken.pid, signal.SIGSTOP)  # it would start another keeper
+    for each in (keeper, standby, taken.pid):
+        os.kill(each, signal.SIGKILL)
+    eventually(lambda: not is_running(standby), "the standby has ended")
+    with pytest.raises(OSError, match="Transport endpoint is not connected"):
+        os.listdir(taken.mountpoint)
+    done = copperfs("umount", taken.mountpoint)
+    assert done.returncode == 0, done.stderr
+    assert not is_mounted(taken.mountpoint)
+
+
+def test_an_unmount_ends_all_three(taken: Mount) -> None:
+    keeper = keeper_of(taken.pid)
+    standby = standby_of(keeper, taken.pid)
+    assert taken.umount().returncode == 0
+    for each in (keeper, standby, taken.pid):
+        eventually(lambda: not is_running(each), "it has ended")  # noqa: B023
+
+
+def test_a_mount_whose_daemons_all_die_ends(mounted: Mounter, files: Path) -> None:
+    taken = mounted("--takeover", "--takeovers-max", "2")
+    eventually(lambda: is_ready(taken.pid), "a standby is ready")
+    keeper = keeper_of(taken.pid)
+    for _ in range(2):
+        eventually(lambda: is_ready(taken.pid), "a standby is ready")
+        kill(taken)
+    eventually(lambda: is_ready(taken.pid), "a standby is ready")
+    os.kill(taken.pid, signal.SIGKILL)
+    eventually(lambda: not is_running(keeper), "the keeper has given up")
+    with pytest.raises(OSError, match="Transport endpoint is not connected"):
+        os.listdir(taken.mountpoint)
+    assert "no further successor" in taken.log.read_text()
+
+
+# ---- of a run ------------------------------------------------------------------------------------
+
+
+def daemon_of(mountpoint: Path) -> int:
+    return int(asked(mountpoint, IoctlRequest.STATISTICS)["pid"])
+
+
+def test_the_users_of_a_run_go_on_with_a_successor(tmp_path: Path, files: Path) -> None:
+    """Those that were there, by Python and by the join socket, and one that comes later; the last
+    one ends the mount."""
+    mountpoint = tmp_path / "mnt"
+    words = [*COPPERFS, "run", "--source", files, "--mountpoint", mountpoint, *TAKEOVER]
+    words += ["--in-place", "never", "--", "sh", "-c"]
+    waits = f"echo up; read go; cat {mountpoint}/d0/e0/f0 | wc -c"
+    begun: list[subprocess.Popen[str]] = []
+    keeper = 0
+
+    def start(script: str) -> None:
+        begun.append(
+            subprocess.Popen(
+                list(map(str, [*words, script])), env=clean_environment(), text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+        )  # fmt: skip
+        assert begun[-1].stdout is not None
+        assert begun[-1].stdout.readline() == "up\n"
+
+    try:
+        for _ in range(3):
+            start(waits)
+        for _ in range(2):
+            daemon = daemon_of(mountpoint)
+            eventually(lambda: is_ready(daemon), "a standby is ready")  # noqa: B023
+            keeper = keeper_of(daemon)
+            os.kill(daemon, signal.SIGKILL)
+            assert daemon_of(mountpoint) != daemon
+        start(waits)
+        assert len(begun) == 4
+        daemon = daemon_of(mountpoint)
+        for each in begun:
+            assert is_mounted(mountpoint)
+            output, errors = each.communicate("go\n", timeout=COMMAND_TIMEOUT_S)
+            assert (each.returncode, errors) == (0, "")
+            assert output.strip() == str(len(content_of(0)))
+        assert not is_mounted(mountpoint)
+        for each_pid in (daemon, keeper):
+            eventually(lambda: not is_running(each_pid), "it has ended")  # noqa: B023
+    finally:
+        for each in begun:
+            each.kill()
+            each.communicate()
