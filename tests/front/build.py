@@ -47,6 +47,7 @@ KEPT_EXTENTS: list[str | Path] = [
     HERE / "kept_extents.c",
 ]
 HANDED_OVER: list[str | Path] = [*TABLES, HERE / "handed_over.c"]
+LEFT_OUT: list[str | Path] = [*TABLES, HERE / "left_out.c"]
 LATE_DENIAL: list[str | Path] = ["-Dwritev=late_writev", *SOURCES, HERE / "late_denial.c"]
 CROWDED: list[str | Path] = ["-Dread=crowding_read", *SOURCES, HERE / "crowded.c"]
 STRESS_SOURCE: list[str | Path] = [

@@ -17,6 +17,7 @@ from tests.front.build import (
     HERE,
     KEPT_EXTENTS,
     LATE_DENIAL,
+    LEFT_OUT,
     MANY_ENDINGS,
     STRESS,
     STRESS_SOURCE,
@@ -77,6 +78,11 @@ def test_a_signal_of_too_many_names_is_never_lost(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_all_that_the_kernel_knows(tmp_path: Path) -> None:
     program = build("gcc", "address,undefined", HANDED_OVER, tmp_path / "handed_over")
     assert run([program, "60", "1"], timeout_s=TIMEOUT_S).startswith("60 processes")
+
+
+def test_a_name_that_was_left_out_costs_a_successor_no_other_one(tmp_path: Path) -> None:
+    program = build("gcc", "address,undefined", LEFT_OUT, tmp_path / "left_out")
+    assert run([program], timeout_s=TIMEOUT_S) == ""
 
 
 def test_what_was_found_of_holes_is_kept_and_answered_with(tmp_path: Path) -> None:

@@ -189,8 +189,13 @@ static struct inode_record *take_unused(struct connection_state *c, uint8_t cell
 struct inode_record *record_new(struct connection_state *c, const struct inode_record *like, const char *name)
 {
 	uint8_t cells = cells_for(like->name_length);
-	struct inode_record *record = take_free(c, cells);
+	struct inode_record *record;
 
+	/* A successor must not give the number of one that is left out to another file: the kernel
+	 * would show the content that it has of the first. */
+	if (like->id >= c->header->next_id)
+		c->header->next_id = like->id + 1;
+	record = take_free(c, cells);
 	if (!record)
 		record = take_unused(c, cells);
 	if (!record) {
@@ -204,8 +209,6 @@ struct inode_record *record_new(struct connection_state *c, const struct inode_r
 	record->name_length = like->name_length;
 	record->attr = like->attr;
 	memcpy(record->name, name, like->name_length);
-	if (like->id >= c->header->next_id)
-		c->header->next_id = like->id + 1;
 	atomic_store(&record->id, like->id);
 	return record;
 }

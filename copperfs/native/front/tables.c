@@ -701,8 +701,29 @@ static bool adopt_inode(struct inode_record *record, void *context)
 	return true;
 }
 
+struct orphans {
+	struct tables *t;
+	bool some;
+};
+
 /* Those without a parent have no path: their directories were left out for want of memory. They
  * answer ESTALE, as unknown numbers do. */
+static bool drop_orphan(struct inode_record *record, void *context)
+{
+	struct orphans *orphans = context;
+	struct tables *t = orphans->t;
+	struct inode *inode = inode_by_id(t, record->id);
+
+	if (!inode || inode->record != record || inode_by_id(t, record->parent))
+		return true;
+	unlink_from(&t->by_id[inode->id & t->mask], inode, false);
+	record_free(&t->connection, record);
+	free(inode);
+	t->inodes--;
+	orphans->some = true;
+	return true;
+}
+
 static bool adopt_place(struct inode_record *record, void *context)
 {
 	struct tables *t = context;
@@ -711,13 +732,6 @@ static bool adopt_place(struct inode_record *record, void *context)
 
 	if (!inode || inode->record != record)
 		return true;
-	if (!parent) {
-		unlink_from(&t->by_id[inode->id & t->mask], inode, false);
-		record_free(&t->connection, record);
-		free(inode);
-		t->inodes--;
-		return true;
-	}
 	inode->parent = parent;
 	parent->children++;
 	inode->attached = record->attached;
@@ -741,9 +755,14 @@ static bool adopt_use(struct inode_record *record, void *context)
 bool tables_adopt(struct tables *t)
 {
 	struct connection_state *c = &t->connection;
+	struct orphans orphans = { .t = t };
 
 	if (!records_each(c, adopt_inode, t))
 		return false;
+	do { /* what is below an orphan is one, too */
+		orphans.some = false;
+		records_each(c, drop_orphan, &orphans);
+	} while (orphans.some);
 	records_each(c, adopt_place, t);
 	records_each(c, adopt_use, t);
 	if (c->header->next_id > t->next_id)
