@@ -182,13 +182,14 @@ class Daemon:
                 log.info("node %d of %d, %s, in job %s", me, len(roster), name, roster.job)
             try:
                 trio.run(self._main, ready)
-            except CopperError:
-                raise
-            except BaseException:
+            except BaseException as error:
                 if not self.succession.has_successor():
                     raise
                 # Nothing is unmounted: a successor goes on.
-                log.exception("a bug: the daemon failed in an unforeseen way")
+                if isinstance(error, CopperError):
+                    log.error("%s", error)
+                else:
+                    log.exception("a bug: the daemon failed in an unforeseen way")
                 logging.shutdown()
                 os._exit(1)
 

@@ -5,6 +5,7 @@ the daemon's own words as JSON in memory, ``/dev/fuse``, in a job the socket on 
 it, and those of the users of a ``copperfs run``.
 """
 
+import errno
 import json
 import os
 import socket
@@ -22,6 +23,19 @@ WORDS_MAX = 64 << 20
 MESSAGE_MAX = 512
 DESCRIPTORS_MAX = 250
 """The kernel passes 253 at once; also in keeper.c."""
+
+
+_MFD_NOEXEC_SEAL = 0x8
+"""From Linux 6.3. Where ``vm.memfd_noexec`` is 2, all else is refused."""
+
+
+def memory_file(name: str) -> int:
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.memfd_create(name, os.MFD_CLOEXEC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,7 @@ class Handover:
             "device": self.device,
             "users": self.users,
         }
-        words_fd = os.memfd_create("copperfs-handover", os.MFD_CLOEXEC)
+        words_fd = memory_file("copperfs-handover")
         with open(words_fd, "wb", closefd=False) as file:
             file.write(json.dumps(words).encode("ascii"))
         listeners = [] if self.launch is None else [self.launch.listener.fileno()]

@@ -16,7 +16,7 @@ import trio
 
 from copperfs.config.settings import Settings
 from copperfs.daemon.engine import Engine
-from copperfs.daemon.handover import Handover, Takeover
+from copperfs.daemon.handover import Handover, Takeover, memory_file
 from copperfs.daemon.keeper import SIGN_EVERY_S, Keeper
 from copperfs.native import Front
 from copperfs.node.node import Node
@@ -39,6 +39,7 @@ class Succession:
     connection_fd: int | None = None
     is_mounted: trio.Event = field(default_factory=trio.Event)
     _keeper: Keeper | None = None
+    _is_ending: bool = False
     _left_out: int = 0
 
     @property
@@ -46,7 +47,9 @@ class Succession:
         return 0 if self.takeover is None else self.takeover.number
 
     def has_successor(self) -> bool:
-        return self._keeper is not None and not self._keeper.is_ended
+        if self._keeper is None:
+            return self.channel is not None and not self._is_ending
+        return not self._keeper.is_ended
 
     def keep_connection(self, front: Front, node: Node) -> None:
         """Before the front starts."""
@@ -56,7 +59,7 @@ class Succession:
             node.resume(_connection_of(front)[1])
         elif self.settings.takeover:
             # Never closed: threads of the front use it to the end.
-            fd = os.memfd_create("copperfs-connection", os.MFD_CLOEXEC)
+            fd = memory_file("copperfs-connection")
             try:
                 front.keep_connection(fd, False)
             except OSError as error:  # a limit of file sizes
@@ -90,6 +93,8 @@ class Succession:
         if not kernel_resends:
             log.warning("no takeover: it needs Linux 6.9, and this kernel resends no requests")
             return
+        if self._is_ending:
+            return
         if told_epoch < epoch:  # its predecessor died amid a clear
             engine.notifications.add_everything(lambda: engine.publications.invalidate_all()[1])
         self._keeper = keeper = Keeper(self.settings, describe, self.channel)
@@ -109,6 +114,9 @@ class Succession:
 
     def end(self) -> None:
         """The daemon ends by itself."""
+        self._is_ending = True
+        if self._keeper is None and self.channel is not None:  # it had no time to leave anything
+            self._keeper = Keeper(self.settings, _nothing_left, self.channel)
         if self._keeper is not None:
             self._keeper.end()
 
@@ -117,6 +125,10 @@ class Succession:
         if left_out and not self._left_out:
             log.error("memory was short: after a takeover, some open files would be ESTALE")
         self._left_out = left_out
+
+
+def _nothing_left() -> Handover:
+    raise AssertionError("a daemon that ends leaves nothing")
 
 
 def _connection_of(front: Front) -> tuple[int, int, int, int, int]:

@@ -212,11 +212,20 @@ static void start_standby(struct keeper *k)
 	k->standby_ready = false;
 }
 
+static bool has_ended(const struct process *process, int within_ms)
+{
+	struct pollfd polled = { .fd = process->pidfd, .events = POLLIN };
+
+	return poll(&polled, 1, within_ms) == 1;
+}
+
+/* It may hang in the kernel, where its programs are. */
 static void end_standby(struct keeper *k)
 {
 	if (k->standby.pid) {
 		kill(k->standby.pid, SIGKILL);
-		waitpid(k->standby.pid, NULL, 0);
+		has_ended(&k->standby, ENDS_WITHIN_MS);
+		waitpid(k->standby.pid, NULL, WNOHANG);
 	}
 	let_go(&k->standby);
 }
@@ -261,13 +270,6 @@ static bool only_hangs(pid_t pid)
 	}
 	closedir(tasks);
 	return !others;
-}
-
-static bool has_ended(const struct process *process, int within_ms)
-{
-	struct pollfd polled = { .fd = process->pidfd, .events = POLLIN };
-
-	return poll(&polled, 1, within_ms) == 1;
 }
 
 /* A debugger has stopped it. */
@@ -318,6 +320,49 @@ static void describe_end(const struct process *process, char *cause, size_t room
 		snprintf(cause, room, "death");
 }
 
+/* --- the daemon's words --- */
+
+static void take_descriptors(struct keeper *k, const int *fds, int count)
+{
+	void *mapped;
+
+	if (k->state)
+		munmap((void *)k->state, sizeof(*k->state));
+	k->state = NULL;
+	for (int i = 0; i < k->count; i++)
+		close(k->fds[i]);
+	memcpy(k->fds, fds, (size_t)count * sizeof(*fds));
+	k->count = count;
+	if (!count)
+		return;
+	mapped = mmap(NULL, sizeof(*k->state), PROT_READ, MAP_SHARED, fds[0], 0);
+	k->state = mapped == MAP_FAILED ? NULL : mapped;
+}
+
+/* All that it has said: its last word may stay behind others, and counts after its death. False: it
+ * ends. */
+static bool hear_daemon(struct keeper *k)
+{
+	char text[64];
+	int fds[DESCRIPTORS_MAX], count;
+	ssize_t size;
+
+	while ((size = receive(k->daemon.channel, text, sizeof(text), fds, &count)) > 0) {
+		if (text[0] == 'E')
+			return false;
+		if (text[0] == 'H') {
+			take_descriptors(k, fds, count);
+			k->serves = true;
+		}
+	}
+	if (size == 0 || errno != EAGAIN) {
+		/* it is dying: its pidfd will tell */
+		close(k->daemon.channel);
+		k->daemon.channel = -1;
+	}
+	return true;
+}
+
 /* --- takeover --- */
 
 static bool take_over(struct keeper *k, const char *cause, uint64_t since)
@@ -366,48 +411,13 @@ static bool succeed_hung(struct keeper *k)
 	while (!has_ended(&k->daemon, ENDS_WITHIN_MS) && !only_hangs(k->daemon.pid))
 		;
 	waitpid(k->daemon.pid, NULL, WNOHANG);
+	/* it may have gone on just before */
+	if (k->daemon.channel >= 0 && !hear_daemon(k))
+		return false;
 	return take_over(k, "hang", since);
 }
 
 /* --- */
-
-static void take_descriptors(struct keeper *k, const int *fds, int count)
-{
-	void *mapped;
-
-	if (k->state)
-		munmap((void *)k->state, sizeof(*k->state));
-	k->state = NULL;
-	for (int i = 0; i < k->count; i++)
-		close(k->fds[i]);
-	memcpy(k->fds, fds, (size_t)count * sizeof(*fds));
-	k->count = count;
-	if (!count)
-		return;
-	mapped = mmap(NULL, sizeof(*k->state), PROT_READ, MAP_SHARED, fds[0], 0);
-	k->state = mapped == MAP_FAILED ? NULL : mapped;
-}
-
-/* False: the daemon ends. */
-static bool hear_daemon(struct keeper *k)
-{
-	char text[64];
-	int fds[DESCRIPTORS_MAX], count;
-	ssize_t size = receive(k->daemon.channel, text, sizeof(text), fds, &count);
-
-	if (size > 0 && text[0] == 'E')
-		return false;
-	if (size > 0 && text[0] == 'H') {
-		take_descriptors(k, fds, count);
-		k->serves = true;
-	}
-	if (size == 0 || (size < 0 && errno != EAGAIN)) {
-		/* it is dying: its pidfd will tell */
-		close(k->daemon.channel);
-		k->daemon.channel = -1;
-	}
-	return true;
-}
 
 static void hear_standby(struct keeper *k)
 {
@@ -432,8 +442,9 @@ static void keep(struct keeper *k)
 
 		if (poll(polled, 3, LOOK_EVERY_MS) < 0 && errno != EINTR)
 			return;
-		/* Its last word comes before its end. */
-		if (polled[1].revents && !hear_daemon(k))
+		/* Its last word comes before its end, which may have come after poll() looked there. */
+		if ((polled[0].revents || polled[1].revents) && k->daemon.channel >= 0 &&
+		    !hear_daemon(k))
 			return;
 		if (polled[2].revents)
 			hear_standby(k);
@@ -476,7 +487,7 @@ int keeper_main(int argc, char **argv)
 		return 2;
 	k.looked_ns = k.last_sign_ns = now();
 	/* It has died meanwhile, and nobody else knows the mount. */
-	if (k.daemon.pidfd < 0 || k.daemon.pid != atoi(argv[2]))
+	if (k.daemon.pidfd < 0 || k.daemon.pid != atoi(argv[2]) || getppid() != k.daemon.pid)
 		return 1;
 	start_standby(&k);
 	keep(&k);

@@ -309,6 +309,9 @@ def test_a_mount_whose_daemons_all_die_ends(mounted: Mounter, files: Path) -> No
 # ---- of a run ------------------------------------------------------------------------------------
 
 
+Running = subprocess.Popen[str]
+
+
 def daemon_of(mountpoint: Path) -> int:
     return int(asked(mountpoint, IoctlRequest.STATISTICS)["pid"])
 
@@ -357,3 +360,58 @@ def test_the_users_of_a_run_go_on_with_a_successor(tmp_path: Path, files: Path) 
         for each in begun:
             each.kill()
             each.communicate()
+
+
+@contextlib.contextmanager
+def running(mountpoint: Path, source: Path, log: Path, *options: str) -> Iterator[Running]:
+    words = [*COPPERFS, "run", "--source", source, "--mountpoint", mountpoint, *TAKEOVER]
+    words += ["--log-file", log, *options, "--", "sh", "-c", "echo up; read go"]
+    run = subprocess.Popen(
+        list(map(str, words)), env=clean_environment(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "up\n"
+        yield run
+    finally:
+        run.kill()
+        run.communicate()
+
+
+def test_a_run_that_ends_while_its_keeper_is_late_has_no_successor(
+    tmp_path: Path, files: Path
+) -> None:
+    """The keeper reads all that the daemon has said before it looks at its death."""
+    mountpoint, log = tmp_path / "mnt", tmp_path / "log"
+    with running(mountpoint, files, log, "--in-place", "never") as run:
+        daemon = daemon_of(mountpoint)
+        eventually(lambda: is_ready(daemon), "a standby is ready")
+        keeper = keeper_of(daemon)
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            assert run.stdin is not None
+            run.stdin.write("go\n")
+            run.stdin.flush()
+            eventually(lambda: not is_running(daemon), "the daemon has ended")
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        eventually(lambda: not is_running(keeper), "the keeper has ended")
+    assert "took over" not in log.read_text()
+
+
+def test_a_mount_that_was_unmounted_after_its_daemons_death_has_one_successor(
+    mounted: Mounter, files: Path, tmp_path: Path
+) -> None:
+    tier = ("--tier-dir", str(tmp_path / "tier"), "--tier-size", "64M")  # it takes long to begin
+    mount = mounted(*TAKEOVER, *tier)
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    keeper = keeper_of(mount.pid)
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        os.kill(mount.pid, signal.SIGKILL)
+        subprocess.run(["umount", "--lazy", mount.mountpoint], check=True)
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    eventually(lambda: not is_running(keeper), "the keeper has ended")
+    assert mount.log.read_text().count("took over") <= 1
