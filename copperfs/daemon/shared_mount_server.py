@@ -126,21 +126,22 @@ class Users:
                 self._take(self.first, serve, nursery)
             else:
                 self._resume(nursery)
-            nursery.start_soon(self._accept, self.counter, serve, nursery)
+            if not _is_closed(self.counter):
+                nursery.start_soon(self._accept, self.counter, serve, nursery)
             while not await self._nobody_comes():
                 pass
             nursery.cancel_scope.cancel()
         if self.inside is not None:
             self.inside.let_go()
-            self.changed()
             if not self._ending:
                 # Background processes keep the mount; who comes now is the first of the next.
                 for each in self._listeners:
                     each.close()
+            self.changed()
 
     @property
     def _listeners(self) -> list[socket.socket]:
-        return [self.counter, *self._join_sockets]
+        return [each for each in (self.counter, *self._join_sockets) if not _is_closed(each)]
 
     @property
     def covered(self) -> dict[str, Any]:
@@ -375,7 +376,7 @@ class Users:
 
         words = {
             "settings": self.settings.to_json(),
-            "counter": number(self.counter),
+            "counter": None if _is_closed(self.counter) else number(self.counter),
             "expected": self.expected,
             "remove": self.remove,
             "why_not_inside": self.why_not_inside,
@@ -384,7 +385,7 @@ class Users:
             "killed": self._killed,
             "kept": self._is_kept,
             "first_run": self._first_run,
-            "joins": [number(each) for each in self._join_sockets],
+            "joins": [number(each) for each in self._join_sockets if not _is_closed(each)],
             "runs": [[number(sock), asdict(run)] for sock, run in self._runs.items()],
             "inside": None if self.inside is None else self.inside.left(fds),
         }
@@ -395,7 +396,7 @@ class Users:
         inside = words["inside"]
         users = cls(
             Settings.from_json(words["settings"]),
-            _own_socket(fds[words["counter"]]),
+            _closed_socket() if words["counter"] is None else _own_socket(fds[words["counter"]]),
             None,
             words["expected"],
             words["remove"],
@@ -485,6 +486,16 @@ def _own_socket(fd: int) -> socket.socket:
     sock.set_inheritable(False)
     sock.setblocking(False)
     return sock
+
+
+def _closed_socket() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.close()
+    return sock
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    return sock.fileno() < 0
 
 
 @dataclass(slots=True)

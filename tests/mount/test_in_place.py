@@ -314,6 +314,21 @@ def test_a_process_in_the_background_keeps_the_mount(site: Site) -> None:
     eventually(lambda: late.exists() and late.read_text() == "VALUE = 'from the source'\n", "read")
 
 
+@pytest.mark.parametrize("takeover", ["--takeover", "--no-takeover"])
+def test_a_process_in_the_background_is_not_in_the_way_of_the_next_run(
+    site: Site, takeover: str
+) -> None:
+    """Nothing of the first run's daemon answers to the next one, and its keeper holds no socket."""
+    stays = "(exec >/dev/null 2>&1; touch $HOME/writable/stays; exec sleep 600) &"
+    waits = f"cat {site.env}/pyvenv.cfg; while ! [ -e $HOME/writable/stays ]; do sleep 0.05; done; sleep 1"  # for the keeper
+    site.run("sh", "-c", f"{stays} echo $! > $HOME/writable/pid; {waits}", options=[takeover])
+    background = int((site.home / "writable/pid").read_text())
+    try:
+        assert site.run("cat", f"{site.env}/pyvenv.cfg", options=[takeover]).startswith("home")
+    finally:
+        os.kill(background, signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     "victim", ["run", "daemon", "command", "daemon and run", "command and daemon and run"]
 )
