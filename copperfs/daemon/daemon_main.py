@@ -151,13 +151,16 @@ class Daemon:
         symlinks = settings.symlinks if inside is None else "keep"
         self.settings = replace(settings, mountpoint=mountpoint, symlinks=symlinks)
         self.attachment: Attachment = inside or MountedHere(self.settings)
+        self._source_device: int | None = None
+        """Of the root, once it is known."""
         if takeover is None:
             self.source_root = os.path.realpath(os.fsencode(settings.source))
-        else:  # the source may hang now, and caches and peers serve on
+        else:  # the source may hang or fail now, and caches and peers serve on
             before = takeover.handover
             if inside is None:
                 self.attachment = TakenOver(self.settings, before.fuse_fd, before.device)
             self.source_root = before.source_root
+            self._source_device = before.source_device
         self._cleanup = ExitStack()
         self._failed: MountError | None = None
         self._sockets: list[socket.socket] = []
@@ -219,7 +222,8 @@ class Daemon:
 
         # statfs may hang, and its process must then be killed: so it starts before anything is
         # mounted.
-        statfs = Statfs(self._ask_statfs)
+        earlier = None if self.takeover is None else self.takeover.handover.statfs
+        statfs = Statfs(self._ask_statfs, earlier)
         parts = _Parts(node, fetcher, store, statfs, grants)
         for number in ENDING:
             # Once the daemon ends it cleans up, however many signals come.
@@ -319,7 +323,8 @@ class Daemon:
             publications.publish_statfs(statfs.known)
             nursery.start_soon(_withdraw_statfs, front)
             nursery.start_soon(self._become_ready, job, ready, nursery)
-            nursery.start_soon(self._run_succession, front, engine, fuse_fd)
+            describe = partial(self._handover, fuse_fd, statfs)
+            nursery.start_soon(self._run_succession, front, engine, describe)
             await server.run()  # until the mount is gone
             log.info("%s was unmounted", settings.mountpoint)
             self.succession.end()
@@ -390,20 +395,31 @@ class Daemon:
             self.succession.end()
             await trio.to_thread.run_sync(self._unmount_or_detach)
 
-    def _handover(self, fuse_fd: int) -> Handover:
+    def _handover(self, fuse_fd: int, statfs: Statfs) -> Handover:
         """What a successor needs now."""
         connection_fd = self.succession.connection_fd
         assert connection_fd is not None
+        assert self._source_device is not None
         words, fds = (None, []) if self.users is None else self.users.left()
-        root, device = self.source_root, self.attachment.device
         return Handover(
-            self.settings, self.launch, root, device, connection_fd, fuse_fd, words, fds
+            self.settings,
+            self.launch,
+            self.source_root,
+            self._source_device,
+            statfs.known,
+            self.attachment.device,
+            connection_fd,
+            fuse_fd,
+            words,
+            fds,
         )
 
-    async def _run_succession(self, front: Front, engine: Engine, fuse_fd: int) -> None:
+    async def _run_succession(
+        self, front: Front, engine: Engine, describe: Callable[[], Handover]
+    ) -> None:
         if self.users is not None:
             await self.users.welcomed.wait()
-        await self.succession.run(front, engine, partial(self._handover, fuse_fd))
+        await self.succession.run(front, engine, describe)
 
     async def _serve_handlers(self) -> None:
         await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
@@ -554,12 +570,15 @@ class Daemon:
         return min(INODES_MAX, max(INODES_MIN, self.settings.memory_bytes // 16 // INODE_BYTES))
 
     def _fetcher(self, untouchable: Callable[[], frozenset[Path]]) -> Fetcher:
+        if self._source_device is None:
+            self._source_device = os.stat(self.source_root).st_dev
         return PoolFetcher(
             self.source_root,
             listing_max=self.settings.listing_max,
             concurrency=self.settings.source_concurrency,
             deadline_s=self.settings.source_deadline_s,
             untouchable=untouchable,
+            device=self._source_device,
         )
 
     def _watch_own_mounts(self, node: Node, token: trio.lowlevel.TrioToken) -> OwnMounts:

@@ -43,6 +43,9 @@ class Handover:
     settings: Settings
     launch: Launch | None
     source_root: bytes
+    source_device: int
+    statfs: os.statvfs_result
+    """The last numbers of the source, which may not answer the successor."""
     device: str
     """MAJOR:MINOR of the mount."""
     connection_fd: int
@@ -57,6 +60,8 @@ class Handover:
             "settings": self.settings.to_json(),
             "launch": None if self.launch is None else self.launch.to_json(),
             "source_root": os.fsdecode(self.source_root),
+            "source_device": self.source_device,
+            "statfs": tuple(self.statfs),
             "device": self.device,
             "users": self.users,
         }
@@ -83,6 +88,8 @@ class Handover:
             Settings.from_json(words["settings"]),
             launch,
             os.fsencode(words["source_root"]),
+            words["source_device"],
+            os.statvfs_result(words["statfs"]),
             words["device"],
             connection_fd,
             fuse_fd,

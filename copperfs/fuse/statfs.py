@@ -21,17 +21,22 @@ WITHIN_S = 1.0
 
 @dataclass(slots=True)
 class Statfs:
-    """The first numbers are requested at once, before any user can wait for the mount."""
+    """The first numbers are requested at once, before any user can wait for the mount, unless
+    earlier ones are given."""
 
     ask: Callable[[], os.statvfs_result]
     """May hang."""
+    earlier: os.statvfs_result | None = None
     known: os.statvfs_result = field(init=False)
     _asked_at: float = field(init=False)
     _one_at_a_time: trio.CapacityLimiter = field(init=False)
     """Otherwise each request would leave a thread in a source that hangs."""
 
     def __post_init__(self) -> None:
-        self.known, self._asked_at = self.ask(), time.monotonic()
+        if self.earlier is not None:
+            self.known, self._asked_at = self.earlier, -FRESH_S
+        else:
+            self.known, self._asked_at = self.ask(), time.monotonic()
         self._one_at_a_time = trio.CapacityLimiter(1)
 
     async def current(self) -> os.statvfs_result:

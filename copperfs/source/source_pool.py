@@ -49,10 +49,14 @@ class PoolFetcher:
         concurrency: int,
         deadline_s: float,
         untouchable: Callable[[], frozenset[Path]],
+        device: int | None = None,
     ) -> None:
+        """*device* is that of the root, if it is known; else the source is asked."""
         prefix = root.rstrip(b"/") + b"/"
         self._untouchable = untouchable
-        self._pool = SourcePool(prefix, concurrency, os.stat(root).st_dev, listing_max, deadline_s)
+        if device is None:
+            device = os.stat(root).st_dev
+        self._pool = SourcePool(prefix, concurrency, device, listing_max, deadline_s)
         self._started: dict[int, type[SourceAction]] = {}
         self._names_to_find: dict[int, tuple[bytes, ...]] = {}
         self._refused: list[Outcome] = []

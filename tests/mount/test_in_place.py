@@ -320,8 +320,9 @@ def test_a_process_in_the_background_is_not_in_the_way_of_the_next_run(
 ) -> None:
     """Nothing of the first run's daemon answers to the next one, and its keeper holds no socket."""
     stays = "(exec >/dev/null 2>&1; touch $HOME/writable/stays; exec sleep 600) &"
-    waits = f"cat {site.env}/pyvenv.cfg; while ! [ -e $HOME/writable/stays ]; do sleep 0.05; done; sleep 1"  # for the keeper
-    site.run("sh", "-c", f"{stays} echo $! > $HOME/writable/pid; {waits}", options=[takeover])
+    keeps = "echo $! > $HOME/writable/pid;"
+    waits = "while ! [ -e $HOME/writable/stays ]; do sleep 0.05; done; sleep 1"  # for the keeper
+    site.run("sh", "-c", f"cat {site.env}/pyvenv.cfg; {stays} {keeps} {waits}", options=[takeover])
     background = int((site.home / "writable/pid").read_text())
     try:
         assert site.run("cat", f"{site.env}/pyvenv.cfg", options=[takeover]).startswith("home")

@@ -246,6 +246,22 @@ def test_a_clear_of_a_successor_shows_what_has_changed(taken: Mount) -> None:
     assert taken.stats()["epoch"] == 2
 
 
+def test_a_successor_begins_while_the_source_fails(taken: Mount) -> None:
+    away = taken.source.with_name("away")
+    path = taken / "d0/e0/f0"
+    assert path.read_bytes() == content_of(0)
+    taken.source.rename(away)
+    try:
+        kill(taken)
+        # a name that was not asked for
+        with pytest.raises(OSError, match=r"No such file|Stale|Input/output"):
+            (taken / "d1/e1/f1").read_bytes()
+    finally:
+        away.rename(taken.source)
+    assert (taken / "large").read_bytes() == content_of(0) + bytes(9 << 20)
+    assert taken.log.read_text().count("took over") == 1
+
+
 def test_a_daemon_that_hangs_is_passed_over(mounted: Mounter, files: Path) -> None:
     mount = mounted(*TAKEOVER, "--hang-after", "1")
     eventually(lambda: is_ready(mount.pid), "a standby is ready")
