@@ -433,6 +433,7 @@ class Users:
         if wrong := self._difference(hello["settings"]):
             _say(sock, error=wrong)
             return False
+        has_waited = False
         # A user that goes before the mount is ready must be noticed as well.
         async with trio.open_nursery() as nursery:
 
@@ -444,7 +445,10 @@ class Users:
             await self.ready.wait()
             if self.inside is not None:
                 await self._has_covered.wait()
+            has_waited = True
             nursery.cancel_scope.cancel()
+        if not has_waited:
+            raise Ended
         return self._error is None
 
     def _say_ready(self, sock: socket.socket) -> None:
