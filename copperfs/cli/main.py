@@ -37,6 +37,7 @@ class Command(Protocol):
 COMMANDS: tuple[str, ...] = (
     "mount",
     "umount",
+    "upgrade",
     "run",
     "enter",
     "stats",

@@ -30,11 +30,19 @@ FILE_DEFAULT = "~/.config/copperfs.toml"
 def add_option_flags(parser: argparse.ArgumentParser, *, without: Container[str] = ()) -> None:
     """Add ``--config`` and a flag for every setting, but *without* those that the command sets
     itself."""
+    _add_config_flag(parser)
+    add_setting_flags(parser, without=without)
+
+
+def _add_config_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
         help=f"TOML file with settings (${FILE_VARIABLE}, else {FILE_DEFAULT} if it exists)",
     )
+
+
+def add_setting_flags(parser: argparse.ArgumentParser, *, without: Container[str] = ()) -> None:
     offered = [option for option in OPTIONS if option.name not in without]
     for group in dict.fromkeys(option.group for option in offered):
         arguments = parser.add_argument_group(group.lower())
@@ -43,16 +51,20 @@ def add_option_flags(parser: argparse.ArgumentParser, *, without: Container[str]
                 _add_flag(arguments, option)
 
 
-def resolve_options(arguments: argparse.Namespace) -> tuple[Resolved, ...]:
+def given_flags(arguments: argparse.Namespace) -> dict[str, Value]:
     flags: dict[str, Value] = {}
     for option in OPTIONS:
         # A flag not given leaves no attribute, since None is a value.
         if option.name in arguments:
             value = getattr(arguments, option.name)
             flags[option.name] = tuple(value) if option.multi else value
+    return flags
+
+
+def resolve_options(arguments: argparse.Namespace) -> tuple[Resolved, ...]:
     memory = memory_for_us()
     return resolve(
-        flags=flags,
+        flags=given_flags(arguments),
         environ=os.environ,
         file=_read_file(arguments.config),
         memory_bytes=memory.size_bytes,

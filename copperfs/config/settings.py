@@ -842,6 +842,16 @@ class Settings:
         tuples = {each.name: tuple(values[each.name]) for each in OPTIONS if each.multi}
         return cls(**values | tuples)
 
+    @classmethod
+    def of_another_version(cls, values: Mapping[str, object]) -> "Settings":
+        """Those that only this version knows have their defaults, the others are left out."""
+        defaults = {each.name: each.default for each in fields(cls)}
+        found = {name: values.get(name, default) for name, default in defaults.items()}
+        missing = [name for name, value in found.items() if value is MISSING]
+        if missing:
+            raise ConfigError(f"there is no {' and no '.join(missing)} among the settings")
+        return cls.from_json(json.dumps(found))
+
 
 OPTIONS: tuple[Option, ...] = tuple(
     Option(

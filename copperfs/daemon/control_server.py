@@ -42,6 +42,7 @@ LONG_LIST = 10_000
 
 Answerer = Callable[[], Awaitable[object]]
 Taker = Callable[[bytes], Awaitable[object]]
+Judge = Callable[[Asked], Awaitable[object]]
 
 
 async def _packed(answer: object) -> bytes:
@@ -68,6 +69,8 @@ class ControlServer:
     answerers: Mapping[IoctlRequest, Answerer]
     takers: Mapping[IoctlRequest, Taker] = field(default_factory=dict)
     """These get the data of the request."""
+    judges: Mapping[IoctlRequest, Judge] = field(default_factory=dict)
+    """These also look at who asks."""
     refused: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)
 
@@ -111,9 +114,7 @@ class ControlServer:
                 return refusal(asked.unique, errno.EINVAL)
             return reply(asked, asked.token, kept.whole)
         try:
-            taker = self.takers.get(asked.request)
-            answer = self.answerers[asked.request]() if taker is None else taker(asked.data)
-            whole = await _packed(await answer)
+            whole = await _packed(await self._found(asked))
         except TooLong:
             self.refused += 1
             return refusal(asked.unique, errno.EFBIG)
@@ -124,6 +125,13 @@ class ControlServer:
         if len(whole) > asked.room:
             token = self._keep(asked.uid, whole)
         return reply(asked, token, whole)
+
+    def _found(self, asked: Asked) -> Awaitable[object]:
+        if asked.request in self.judges:
+            return self.judges[asked.request](asked)
+        if asked.request in self.takers:
+            return self.takers[asked.request](asked.data)
+        return self.answerers[asked.request]()
 
     def _keep(self, uid: int, whole: bytes) -> int:
         self._drop_old(KEPT_MAX - 1, KEPT_BYTES_MAX - len(whole))

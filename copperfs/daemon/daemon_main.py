@@ -31,6 +31,7 @@ from typing import NoReturn
 import pyfuse3
 import trio
 
+from copperfs import __version__
 from copperfs.chunkstore.disk_store import BACKLOG_BYTES_MAX, DiskStore
 from copperfs.config.settings import Settings
 from copperfs.daemon.attachment import Attachment, MountedHere, OverlayRenewal, TakenOver
@@ -57,6 +58,7 @@ from copperfs.daemon.request_profile import Profiler
 from copperfs.daemon.shared_mount_server import Users
 from copperfs.daemon.statistics import Statistics
 from copperfs.daemon.succession import Succession
+from copperfs.daemon.upgrade import Upgrades
 from copperfs.fuse.handlers import FrontHandlers
 from copperfs.fuse.ioctl import IoctlRequest, TooLong
 from copperfs.fuse.mounting import absolute, mounts
@@ -285,11 +287,15 @@ class Daemon:
             self.users.read = statistics.read
         profiler = Profiler(front, engine, publications)
         self._sockets.append(server_end)
+        upgrades = Upgrades(
+            self.settings, self.succession, self.launch is not None, self.inside is not None
+        )
         server = ControlServer(
             server_end,
             {
                 **self._answerers(job, statistics, publications),
                 IoctlRequest.PROFILE_END: profiler.end,
+                IoctlRequest.UPGRADE_STATE: upgrades.state,
             },
             {
                 IoctlRequest.WARM_UP: job.warm_up,
@@ -298,6 +304,7 @@ class Daemon:
                 IoctlRequest.RING: job.ring,
                 IoctlRequest.PROFILE_BEGIN: profiler.begin,
             },
+            {IoctlRequest.UPGRADE: upgrades.begin},
         )
         front.start()
         self.succession.go_on(front, settings.mountpoint)
@@ -412,6 +419,7 @@ class Daemon:
             fuse_fd,
             words,
             fds,
+            self.succession.upgraded_by,
         )
 
     async def _run_succession(
@@ -467,6 +475,7 @@ class Daemon:
                 "uid": os.getuid(),
                 "mountpoint": self.settings.mountpoint,
                 "source": self.settings.source,
+                "release": __version__,
             }
 
         async def show_statistics() -> object:
@@ -510,12 +519,7 @@ class Daemon:
         if not os.path.isdir(self.source_root):
             raise MountError(f"the source {source} is not a directory that can be read")
         self.attachment.check()
-        timeouts = self._timeouts()
-        if timeouts.dead_s < 2 * timeouts.heartbeat_s + timeouts.silent_s:
-            raise MountError(
-                "--dead-after has to be at least twice --heartbeat and --hedge-after together, or "
-                "nodes that are well are taken for gone"
-            )
+        check_timeouts(self.settings)
         check_shared(self.settings, self.source_root)
         for each in self.settings.ring:
             if ring_prefix(self.settings, self.source_root, each) is None:
@@ -545,12 +549,7 @@ class Daemon:
         )
 
     def _timeouts(self) -> Timeouts:
-        return Timeouts(
-            silent_s=self.settings.hedge_after_s,
-            heartbeat_s=self.settings.heartbeat_s,
-            dead_s=self.settings.dead_after_s,
-            reach_s=self.settings.launch_timeout_s,
-        )
+        return timeouts_of(self.settings)
 
     def _ahead_max(self) -> int:
         """A request must still find a free thread, and a server with capacity left."""
@@ -728,6 +727,24 @@ def _shown(key: EntryKey | ListingKey | ObjectKey, size: int) -> dict[str, objec
     if isinstance(key, ObjectKey):
         shown["version"] = key.version._asdict()
     return shown
+
+
+def timeouts_of(settings: Settings) -> Timeouts:
+    return Timeouts(
+        silent_s=settings.hedge_after_s,
+        heartbeat_s=settings.heartbeat_s,
+        dead_s=settings.dead_after_s,
+        reach_s=settings.launch_timeout_s,
+    )
+
+
+def check_timeouts(settings: Settings) -> None:
+    timeouts = timeouts_of(settings)
+    if timeouts.dead_s < 2 * timeouts.heartbeat_s + timeouts.silent_s:
+        raise MountError(
+            "--dead-after has to be at least twice --heartbeat and --hedge-after together, or "
+            "nodes that are well are taken for gone"
+        )
 
 
 def _raise_descriptor_limit() -> None:

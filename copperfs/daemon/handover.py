@@ -9,18 +9,22 @@ import errno
 import json
 import os
 import socket
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from copperfs import __version__
 from copperfs.config.settings import Settings
 from copperfs.launch.launch_method import Launch
 from copperfs.model.errors import MountError
+from copperfs.native import CONNECTION_MAGIC, CONNECTION_VERSION
 
 VERSION = 1
+"""Of what is left here, and of the keeper's messages: a successor of another one refuses."""
 WORDS_MAX = 64 << 20
 """A roster of 100,000 nodes is 10 MB."""
-MESSAGE_MAX = 512
+MESSAGE_MAX = 1024
 DESCRIPTORS_MAX = 250
 """The kernel passes 253 at once; also in keeper.c."""
 
@@ -52,11 +56,39 @@ class Handover:
     fuse_fd: int
     users: dict[str, Any] | None = None
     users_fds: Sequence[int] = ()
+    upgrade: str | None = None
+    """The latest upgrade by which a successor came, or is to come."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Settings that the successor is to have, as its own version writes them."""
+
+    def settings_changed(self) -> Settings:
+        """As far as this version knows them."""
+        return Settings.of_another_version(asdict(self.settings) | self.changes)
+
+    def check_connection(self) -> None:
+        header = struct.Struct("=II")
+        magic, version = header.unpack(os.pread(self.connection_fd, header.size, 0))
+        if (magic, version) != (CONNECTION_MAGIC, CONNECTION_VERSION):
+            raise MountError(
+                f"copperfs {__version__} cannot read what its daemon knows of the kernel, which "
+                f"has the form {version}, and not {CONNECTION_VERSION}; unmount it, and mount it "
+                "again"
+            )
+
+    def close(self) -> None:
+        """In a process that does not go on with it."""
+        if self.launch is not None:
+            self.launch.listener.close()
+        for each in (self.connection_fd, self.fuse_fd, *self.users_fds):
+            os.close(each)
 
     def to_fds(self) -> list[int]:
         """The second one is new, and the caller closes it."""
         words = {
             "version": VERSION,
+            "release": __version__,
+            "upgrade": self.upgrade,
+            "changes": self.changes,
             "settings": self.settings.to_json(),
             "launch": None if self.launch is None else self.launch.to_json(),
             "source_root": os.fsdecode(self.source_root),
@@ -80,12 +112,16 @@ class Handover:
         finally:
             os.close(words_fd)
         if words["version"] != VERSION:
-            raise MountError("the daemon that has ended was of another version of copperfs")
+            raise MountError(
+                f"copperfs {__version__} cannot go on with a mount of copperfs "
+                f"{words.get('release', 'of another version')}, which leaves it in the form "
+                f"{words['version']}, and not {VERSION}; unmount it, and mount it again"
+            )
         launch = None
         if words["launch"] is not None:
             launch = Launch.from_json(words["launch"], socket.socket(fileno=sockets.pop(0)))
         return cls(
-            Settings.from_json(words["settings"]),
+            _settings_of(json.loads(words["settings"]) | words["changes"]),
             launch,
             os.fsencode(words["source_root"]),
             words["source_device"],
@@ -95,7 +131,18 @@ class Handover:
             fuse_fd,
             words["users"],
             sockets,
+            words["upgrade"],
         )
+
+
+def _settings_of(values: dict[str, Any]) -> Settings:
+    unknown = sorted(values.keys() - {each.name for each in fields(Settings)})
+    if unknown:
+        raise MountError(
+            f"copperfs {__version__} does not know what this mount is set to: "
+            f"{', '.join(unknown)}; unmount it, and mount it again"
+        )
+    return Settings.of_another_version(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +151,7 @@ class Takeover:
 
     handover: Handover
     cause: str
-    """``hang``, ``signal-9``, ``exit-1``, or ``death`` where the keeper cannot know more."""
+    """``upgrade``, ``hang``, ``signal-9``, ``exit-1``; ``death`` where the keeper knows no more."""
     number: int
     """How many times a successor of this mount has gone on."""
     since_s: float

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import trio
 
 from copperfs.config.settings import Settings
-from copperfs.daemon.handover import DESCRIPTORS_MAX, Handover
+from copperfs.daemon.handover import DESCRIPTORS_MAX, MESSAGE_MAX, Handover
 from copperfs.startup.bundle import passed_to_python, python_of, started_from
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class Keeper:
     settings: Settings
     describe: Callable[[], Handover]
     """What a successor needs now."""
+    heard: Callable[[bytes], None]
+    """Called with a message of the keeper's, and with none once it has died."""
     channel: socket.socket | None = None
     """To the keeper; a successor has it from its own start."""
     is_ended: bool = False
@@ -63,7 +65,8 @@ class Keeper:
         while not self.is_ended and (self.channel is not None or self._start()):
             assert self.channel is not None
             self.leave()
-            await self._end_of(self.channel)
+            await self._hear(self.channel)
+            self.heard(b"")
             if not self.is_ended:
                 log.warning("the keeper of this mount has died; another one is started")
 
@@ -76,6 +79,17 @@ class Keeper:
         os.close(fds[1])
         log.error("too many runs on this node for a takeover; if the daemon dies, the mount ends")
         self.end()
+
+    def propose(self, command: list[str], handover: Handover) -> bool:
+        """That later standbys are started by *command*, and go on with *handover*. Its answer is
+        heard."""
+        settings = handover.settings_changed()
+        words = [*_bounds(settings), *command]
+        return self._give(b"U" + b"\0".join(map(os.fsencode, words)), handover)
+
+    def say_last(self, handover: Handover) -> bool:
+        """The daemon must end now."""
+        return self._give(b"L", handover)
 
     def end(self) -> None:
         """The daemon ends by itself, and needs no successor."""
@@ -93,14 +107,12 @@ class Keeper:
             log.error("the program copperfs is not found; if the daemon dies, the mount ends")
             return False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = self.settings
-        hang_ms = 0 if settings.hang_after_s is None else int(settings.hang_after_s * 1000)
-        words = [NAME, theirs.fileno(), os.getpid(), hang_ms, settings.takeovers_max]
+        words = [NAME, str(theirs.fileno()), str(os.getpid()), *_bounds(self.settings)]
         words += python_of("copperfs.daemon.standby")
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [str(each) for each in words],
+                    words,
                     executable=path,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -116,9 +128,19 @@ class Keeper:
         self.channel = ours
         return True
 
-    async def _end_of(self, channel: socket.socket) -> None:
-        """It says nothing: what can be read is its end."""
-        await trio.lowlevel.wait_readable(channel)
+    async def _hear(self, channel: socket.socket) -> None:
+        """Until its end."""
+        while True:
+            await trio.lowlevel.wait_readable(channel)
+            try:
+                message = channel.recv(MESSAGE_MAX)
+            except BlockingIOError:
+                continue
+            except OSError:
+                break
+            if not message:
+                break
+            self.heard(message)
         channel.close()
         self.channel = None
         if self._process is not None:
@@ -135,3 +157,20 @@ class Keeper:
             for words_fd in fds[1:2]:
                 os.close(words_fd)
         return True
+
+    def _give(self, message: bytes, handover: Handover) -> bool:
+        fds = handover.to_fds()
+        try:
+            if self.channel is None or len(fds) > DESCRIPTORS_MAX:
+                return False
+            socket.send_fds(self.channel, [message], fds)
+        except OSError:
+            return False
+        finally:
+            os.close(fds[1])
+        return True
+
+
+def _bounds(settings: Settings) -> list[str]:
+    hang_ms = 0 if settings.hang_after_s is None else int(settings.hang_after_s * 1000)
+    return [str(hang_ms), str(settings.takeovers_max)]

@@ -10,9 +10,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from copperfs import __version__
+from copperfs.config.settings import check_tier
 from copperfs.daemon.core_dump import leave_out_memory
-from copperfs.daemon.daemon_main import Daemon, end, set_up_logging
-from copperfs.daemon.handover import DESCRIPTORS_MAX, MESSAGE_MAX, Takeover
+from copperfs.daemon.daemon_main import Daemon, check_timeouts, end, set_up_logging
+from copperfs.daemon.handover import DESCRIPTORS_MAX, MESSAGE_MAX, Handover, Takeover
+from copperfs.daemon.log_file import LogFile
 from copperfs.daemon.shared_mount_server import Users
 from copperfs.model.errors import CopperError
 
@@ -25,6 +28,24 @@ def show_as(name: str) -> None:
         Path("/proc/self/comm").write_text(name)
 
 
+def judge(fds: list[int]) -> bytes:
+    """Whether this process can go on with a handover: R, or N and the reason."""
+    try:
+        handover = Handover.from_fds(fds)
+        handover.check_connection()
+        check_tier(handover.settings)
+        check_timeouts(handover.settings)
+        if handover.settings.log_file is not None:
+            LogFile(handover.settings.log_file).close()
+        handover.close()
+    except CopperError as error:
+        return b"N" + str(error).encode(errors="backslashreplace")[: MESSAGE_MAX - 100]
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        # another version's words
+        return f"Ncopperfs {__version__} does not understand its daemon: {error!r}".encode()
+    return b"R"
+
+
 def main() -> int:
     keeper = socket.socket(fileno=int(sys.argv[1]))
     keeper.set_inheritable(False)
@@ -34,6 +55,9 @@ def main() -> int:
     try:
         keeper.send(b"R")
         message, fds, _, _ = socket.recv_fds(keeper, MESSAGE_MAX, DESCRIPTORS_MAX)
+        while message[:1] == b"C":
+            keeper.send(judge(fds))
+            message, fds, _, _ = socket.recv_fds(keeper, MESSAGE_MAX, DESCRIPTORS_MAX)
     except OSError:
         return 1
     if not message:
@@ -50,8 +74,7 @@ def main() -> int:
         users = None
         if before.users is not None:
             users = Users.resumed(before.users, before.users_fds, before.fuse_fd)
-        settings = before.settings if users is None else users.settings
-        Daemon(settings, before.launch, users, takeover, keeper).run(lambda: None)
+        Daemon(before.settings, before.launch, users, takeover, keeper).run(lambda: None)
     except CopperError as error:
         log.error("%s", error)
         return 1

@@ -5,12 +5,14 @@ What the kernel knows lies in memory that the front fills (``native/front/connec
 keeper holds it together with the daemon's descriptors (``daemon/keeper.py``).
 """
 
+import json
 import logging
 import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import trio
 
@@ -25,6 +27,26 @@ log = logging.getLogger(__name__)
 
 # The kernel negotiates before its first request.
 NEGOTIATES_EVERY_S = 0.02
+UPGRADE = "upgrade"
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeRequest:
+    """An upgrade."""
+
+    number: str
+    command: list[str]
+    """It starts a standby."""
+    changes: dict[str, Any]
+
+    @classmethod
+    def of(cls, data: bytes) -> "UpgradeRequest":
+        words = json.loads(data)
+        number, command, changes = words["number"], words["command"], words["settings"]
+        texts = isinstance(number, str) and all(isinstance(each, str) for each in command)
+        if not texts or not command or any("\0" in each for each in command):
+            raise ValueError
+        return cls(number, list(command), dict(changes))
 
 
 @dataclass(slots=True)
@@ -38,9 +60,15 @@ class Succession:
     """How long no daemon had answered."""
     connection_fd: int | None = None
     is_mounted: trio.Event = field(default_factory=trio.Event)
+    is_settled: trio.Event = field(default_factory=trio.Event)
+    """Whether there is a keeper."""
     _keeper: Keeper | None = None
     _is_ending: bool = False
     _left_out: int = 0
+    _describe: Callable[[], Handover] | None = None
+    _wanted: UpgradeRequest | None = None
+    _refusal: str | None = None
+    """Why the upgrade was not made."""
 
     @property
     def count(self) -> int:
@@ -75,7 +103,8 @@ class Succession:
         front.resend()
         self.took_over_s = time.monotonic() - self.takeover.since_s
         cause = self.takeover.cause
-        log.warning(
+        log.log(
+            logging.INFO if cause == UPGRADE else logging.WARNING,
             "took over %s %.3f s after its daemon had ended (%s)",
             mountpoint,
             self.took_over_s,
@@ -86,26 +115,91 @@ class Succession:
         """Until the daemon ends."""
         await self.is_mounted.wait()
         if self.connection_fd is None:
+            self.is_settled.set()
             return
         while (connection := _connection_of(front))[4] < 0:  # noqa: ASYNC110  # C knows it
             await trio.sleep(NEGOTIATES_EVERY_S)
         _, epoch, told_epoch, _, kernel_resends = connection
         if not kernel_resends:
             log.warning("no takeover: it needs Linux 6.9, and this kernel resends no requests")
+            self.is_settled.set()
             return
         if self._is_ending:
             return
         if told_epoch < epoch:  # its predecessor died amid a clear
             engine.notifications.add_everything(lambda: engine.publications.invalidate_all()[1])
-        self._keeper = keeper = Keeper(self.settings, describe, self.channel)
+        self._describe = describe
+        self._keeper = keeper = Keeper(self.settings, describe, self._heard, self.channel)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.run)
+            self.is_settled.set()
             while True:
                 front.sign_of_life()
                 if keeper.owes:
                     keeper.leave()
                 self._tell_left_out(front)
                 await trio.sleep(SIGN_EVERY_S)
+
+    # ---- upgrade ---------------------------------------------------------------------------------
+
+    @property
+    def upgraded_by(self) -> str | None:
+        """The latest upgrade of this mount."""
+        return None if self.takeover is None else self.takeover.handover.upgrade
+
+    def has_begun(self, wanted: UpgradeRequest) -> bool:
+        mine = None if self._wanted is None else self._wanted.number
+        return wanted.number in (mine, self.upgraded_by)
+
+    def begin_upgrade(self, wanted: UpgradeRequest) -> str | None:
+        """The reason if it does not begin."""
+        if self._wanted is not None and self._refusal is None:
+            return "another upgrade of it is under way"
+        if self._keeper is None or self._keeper.channel is None or self._keeper.is_ended:
+            return (
+                "no keeper holds it, which needs Linux 6.9 and the program copperfs; the log of "
+                "its daemon says more"
+            )
+        self._wanted, self._refusal = wanted, None
+        log.info("an upgrade is asked for, to be started by %s", " ".join(wanted.command))
+        if not self._keeper.propose(wanted.command, self._left_for(wanted)):
+            self._refuse("the keeper of the mount does not take it; try again")
+            return self._refusal
+        return None
+
+    def state_of_upgrade(self) -> dict[str, Any]:
+        if self._wanted is None:
+            number, phase = self.upgraded_by, "idle" if self.upgraded_by is None else "done"
+        else:
+            number, phase = self._wanted.number, "begun" if self._refusal is None else "refused"
+        error, took_s = self._refusal, round(self.took_over_s, 3)
+        return {"number": number, "phase": phase, "error": error, "took_s": took_s}
+
+    def _left_for(self, wanted: UpgradeRequest) -> Handover:
+        assert self._describe is not None
+        return replace(self._describe(), upgrade=wanted.number, changes=wanted.changes)
+
+    def _heard(self, message: bytes) -> None:
+        """From the keeper."""
+        if self._wanted is None or self._refusal is not None:
+            return
+        if not message:
+            self._refuse("the keeper of the mount has died; try again")
+        elif message[:1] == b"F":
+            self._refuse(message[1:].decode(errors="replace"))
+        elif message[:1] == b"G":
+            assert self._keeper is not None
+            # From here on no user may come of whom the successor does not know.
+            if not self._keeper.say_last(self._left_for(self._wanted)):
+                self._refuse("the keeper of the mount does not take it; try again")
+                return
+            log.info("ending, so that the upgrade goes on")
+            logging.shutdown()
+            os._exit(0)
+
+    def _refuse(self, why: str) -> None:
+        self._refusal = why
+        log.warning("no upgrade: %s", why)
 
     def changed(self) -> None:
         """A successor would need to know more."""

@@ -1,6 +1,6 @@
 """The ioctl protocol: how a client queries a running mount (``docs/ioctl.md``).
 
-The number 0 (hello) never changes its meaning. Numbers 0x10 to 0x1f are version 1.
+The number 0 (hello) never changes its meaning. Numbers 0x10 to 0x21 are version 1.
 
 This module has both sides: the client's messages, and the server's parser of the FUSE request that
 the kernel makes of them. Only ``ask_mount`` waits.
@@ -43,6 +43,8 @@ class IoctlRequest(IntEnum):
     RING = 0x1D
     PROFILE_BEGIN = 0x1E
     PROFILE_END = 0x1F
+    UPGRADE = 0x20
+    UPGRADE_STATE = 0x21
 
 
 class Who(Enum):
@@ -66,6 +68,7 @@ WHO_MAY: dict[IoctlRequest, Who] = {
     IoctlRequest.TREE: Who.OWNER,
     IoctlRequest.SCRUB_STATE: Who.OWNER,
     IoctlRequest.WARM_UP_STATE: Who.OWNER,
+    IoctlRequest.UPGRADE_STATE: Who.OWNER,
     # changes
     IoctlRequest.RESET: Who.OWNER,
     IoctlRequest.RESET_ALL: Who.OWNER,
@@ -73,6 +76,7 @@ WHO_MAY: dict[IoctlRequest, Who] = {
     IoctlRequest.CLEAR_LOCAL: Who.OWNER,
     IoctlRequest.WARM_UP: Who.OWNER,
     IoctlRequest.SCRUB: Who.OWNER,
+    IoctlRequest.UPGRADE: Who.OWNER,
 }
 """Only the owner may ask any other."""
 
@@ -196,13 +200,15 @@ class Asked:
     offset: int
     room: int
     data: bytes = b""
+    pid: int = 0
+    """Of the thread that asks, as the kernel tells it; 0: it is in another namespace."""
 
 
 def parse(message: bytes) -> Asked:
     """MalformedIoctl if it is not one of ours."""
     if len(message) < _IN.size + _IOCTL_IN.size:
         raise MalformedIoctl(errno.EINVAL, None)
-    _, _, unique, _, uid, _, _, _, _ = _IN.unpack_from(message)
+    _, _, unique, _, uid, _, pid, _, _ = _IN.unpack_from(message)
     _, _, command, _, in_size, out_size = _IOCTL_IN.unpack_from(message, _IN.size)
     data = message[_IN.size + _IOCTL_IN.size :]
     if len(data) != in_size or in_size < HEADER.size or out_size < HEADER.size:
@@ -217,7 +223,7 @@ def parse(message: bytes) -> Asked:
     if version != VERSION and request is not IoctlRequest.HELLO:
         raise MalformedIoctl(errno.EPROTO, unique)
     given = bytes(data[HEADER.size : HEADER.size + length])
-    return Asked(unique, uid, request, token, offset, out_size - HEADER.size, given)
+    return Asked(unique, uid, request, token, offset, out_size - HEADER.size, given, pid)
 
 
 def reply(asked: Asked, token: int, whole: bytes) -> bytes:

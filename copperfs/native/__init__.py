@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from copperfs.model.errors import NotBuiltError
 
 try:
-    from copperfs.native._native import RETRY, Blob, Front, SourcePool, load
+    from copperfs.native._native import (
+        CONNECTION_MAGIC,
+        CONNECTION_VERSION,
+        RETRY,
+        Blob,
+        Front,
+        SourcePool,
+        load,
+    )
 except ImportError as error:
     raise NotBuiltError(
         f"the C extension of copperfs cannot be loaded ({error}); build it with a C compiler and "
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
     from copperfs.native._native import FrontStatistics, Latencies, Result
 
 __all__ = [
+    "CONNECTION_MAGIC",
+    "CONNECTION_VERSION",
     "RETRY",
     "Blob",
     "Front",

@@ -7,6 +7,9 @@ import copperfs.native.blob
 
 RETRY: int
 """Not an errno: the front answers the request again, from the published content."""
+CONNECTION_MAGIC: int
+CONNECTION_VERSION: int
+"""How the memory of a connection begins that this front can go on with."""
 
 class Blob:
     def __init__(self, capacity: int, /) -> None: ...

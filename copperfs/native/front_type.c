@@ -1193,5 +1193,7 @@ bool add_front(PyObject *module)
 {
 	return PyType_Ready(&front_type) == 0 &&
 	       PyModule_AddObjectRef(module, "Front", (PyObject *)&front_type) == 0 &&
-	       PyModule_AddIntConstant(module, "RETRY", FRONT_RETRY) == 0;
+	       PyModule_AddIntConstant(module, "RETRY", FRONT_RETRY) == 0 &&
+	       PyModule_AddIntConstant(module, "CONNECTION_MAGIC", CONNECTION_MAGIC) == 0 &&
+	       PyModule_AddIntConstant(module, "CONNECTION_VERSION", CONNECTION_VERSION) == 0;
 }

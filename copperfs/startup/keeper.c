@@ -14,8 +14,19 @@
  * Messages by the channels have one byte and more, and descriptors:
  *   from the daemon   'H' what a successor needs; the first descriptor is the connection's state
  *                     'E' it ends, and needs none
- *   from a standby    'R' it is ready
- *   to the standby    'T' CAUSE HOW_MANY_TAKEOVERS SINCE_NS, and the descriptors of 'H'
+ *                     'U' HANG_MS TAKEOVERS_MAX COMMAND..., each with a 0 at its end, and the
+ *                     descriptors of 'H': an upgrade is wanted, with standbys that this starts
+ *                     'L' it ends for the upgrade; the descriptors are what its successor needs
+ *   to the daemon     'G' a standby of the upgrade can go on, and waits for 'L'
+ *                     'F' SENTENCE: there is no upgrade, and why
+ *   from a standby    'R' it is ready; after 'C': it can go on with these
+ *                     'N' SENTENCE: it cannot
+ *   to the standby    'C' and the descriptors of 'U': whether it can go on with these
+ *                     'T' CAUSE HOW_MANY_TAKEOVERS SINCE_NS, and the descriptors of 'H' or 'L'
+ *
+ * The mount survives an upgrade that fails. Until the successor has given what its own successor
+ * needs, the keeper has the command and the descriptors from before, and goes back to them should
+ * the successor end.
  */
 #define _GNU_SOURCE
 #include "keeper.h"
@@ -47,9 +58,14 @@ enum {
 	LOOK_EVERY_MS = 250,
 	/* A killed process may take this long to end, unless its threads hang in the kernel. */
 	ENDS_WITHIN_MS = 1000,
+	/* An ioctl has 8 KiB. */
+	MESSAGE_MAX = 16384,
+	COMMAND_WORDS_MAX = 256,
 };
 /* A successor reads the source's root, which may be slow. */
 #define BEGINS_WITHIN_NS (60 * 1000000000ull)
+/* A standby of another installation may be imported from a slow filesystem. */
+#define UPGRADES_WITHIN_NS (60 * 1000000000ull)
 /* More deaths than the most in this time are no accident. */
 #define WITHIN_NS (60 * 1000000000ull)
 
@@ -65,20 +81,50 @@ struct often {
 	uint64_t *at;
 };
 
+/* How standbys are started, and when. */
+struct plan {
+	uint64_t hang_ns;
+	unsigned takeovers_most;
+	char **command;
+	int words;
+	/* Of an upgrade: what the command points into. */
+	char *text;
+};
+
+/* What a successor needs. */
+struct descriptors {
+	int fds[DESCRIPTORS_MAX];
+	int count;
+};
+
+/* Of an upgrade. */
+enum trial {
+	NO_TRIAL,
+	STARTING, /* a standby of the new plan */
+	ASKED,	  /* it has got 'C' */
+	AGREED,	  /* the daemon has got 'G' */
+	ENDING,	  /* the daemon has said 'L' */
+};
+
 struct keeper {
 	struct process daemon, standby;
 	bool standby_ready, standbys_fail;
 	/* It has given what its successor needs. */
 	bool serves;
-	int fds[DESCRIPTORS_MAX];
-	int count;
+	struct descriptors left;
 	const struct connection_header *state;
-	uint64_t hang_ns;
 	uint64_t signs, last_sign_ns, looked_ns;
 	struct often takeovers, standbys;
 	unsigned taken_over;
-	char **command;
-	int words;
+	struct plan plan;
+	enum trial trial;
+	uint64_t trial_since_ns;
+	/* Of the trial. */
+	struct plan proposed;
+	struct descriptors offered;
+	/* Before the upgrade, until its successor serves; without a command there was none. */
+	struct plan before;
+	struct descriptors left_before;
 };
 
 static uint64_t now(void)
@@ -150,49 +196,57 @@ static ssize_t receive(int channel, char *text, size_t room, int *fds, int *coun
 	return size;
 }
 
-static bool hand_over(const struct keeper *k, const char *cause, uint64_t since)
+static bool send_with(int channel, const char *text, const struct descriptors *what)
 {
 	_Alignas(struct cmsghdr) char control[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int))] = { 0 };
-	char text[128];
-	int length = snprintf(text, sizeof(text), "T%s %u %llu", cause, k->taken_over,
-			      (unsigned long long)since);
-	struct iovec part = { text, (size_t)length };
+	size_t length = strlen(text), size = (size_t)what->count * sizeof(int);
+	struct iovec part = { (char *)text, length };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
-				  .msg_controllen = CMSG_SPACE((size_t)k->count * sizeof(int)) };
+				  .msg_controllen = CMSG_SPACE(size) };
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 	ssize_t sent;
 
 	header->cmsg_level = SOL_SOCKET;
 	header->cmsg_type = SCM_RIGHTS;
-	header->cmsg_len = CMSG_LEN((size_t)k->count * sizeof(int));
-	memcpy(CMSG_DATA(header), k->fds, (size_t)k->count * sizeof(int));
+	header->cmsg_len = CMSG_LEN(size);
+	memcpy(CMSG_DATA(header), what->fds, size);
 	do
-		sent = sendmsg(k->standby.channel, &message, MSG_NOSIGNAL);
+		sent = sendmsg(channel, &message, MSG_NOSIGNAL);
 	while (sent < 0 && errno == EINTR);
-	return sent == length;
+	return sent == (ssize_t)length;
+}
+
+static bool hand_over(const struct keeper *k, const char *cause, uint64_t since)
+{
+	char text[128];
+
+	snprintf(text, sizeof(text), "T%s %u %llu", cause, k->taken_over, (unsigned long long)since);
+	return send_with(k->standby.channel, text, &k->left);
 }
 
 /* --- the standby --- */
 
 static void start_standby(struct keeper *k)
 {
-	char number[16], *words[k->words + 2];
+	const struct plan *plan = k->trial ? &k->proposed : &k->plan;
+	char number[16], *words[plan->words + 2];
 	int ends[2];
 	pid_t pid;
 
 	if (k->standbys_fail)
 		return;
-	k->standbys_fail = is_too_often(&k->standbys);
+	/* Each trial was asked for. */
+	k->standbys_fail = !k->trial && is_too_often(&k->standbys);
 	if (k->standbys_fail) {
 		tell("the standby daemons end by themselves; there will be no takeover");
 		return;
 	}
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
 		return;
-	memcpy(words, k->command, (size_t)k->words * sizeof(*words));
+	memcpy(words, plan->command, (size_t)plan->words * sizeof(*words));
 	snprintf(number, sizeof(number), "%d", ends[1]);
-	words[k->words] = number;
-	words[k->words + 1] = NULL;
+	words[plan->words] = number;
+	words[plan->words + 1] = NULL;
 	pid = vfork();
 	if (!pid) {
 		sigset_t none;
@@ -212,20 +266,11 @@ static void start_standby(struct keeper *k)
 	k->standby_ready = false;
 }
 
-static bool has_ended(const struct process *process, int within_ms)
-{
-	struct pollfd polled = { .fd = process->pidfd, .events = POLLIN };
-
-	return poll(&polled, 1, within_ms) == 1;
-}
-
-/* It may hang in the kernel, where its programs are. */
 static void end_standby(struct keeper *k)
 {
 	if (k->standby.pid) {
 		kill(k->standby.pid, SIGKILL);
-		has_ended(&k->standby, ENDS_WITHIN_MS);
-		waitpid(k->standby.pid, NULL, WNOHANG);
+		waitpid(k->standby.pid, NULL, 0);
 	}
 	let_go(&k->standby);
 }
@@ -272,6 +317,13 @@ static bool only_hangs(pid_t pid)
 	return !others;
 }
 
+static bool has_ended(const struct process *process, int within_ms)
+{
+	struct pollfd polled = { .fd = process->pidfd, .events = POLLIN };
+
+	return poll(&polled, 1, within_ms) == 1;
+}
+
 /* A debugger has stopped it. */
 static bool is_traced(pid_t pid)
 {
@@ -290,17 +342,21 @@ static bool is_traced(pid_t pid)
 
 static bool is_hung(struct keeper *k)
 {
-	uint64_t at = now(), signs = k->state ? k->state->signs_of_life : 0;
+	uint64_t at = now();
+	uint64_t signs = k->state ? k->state->signs_of_life : 0;
 	/* This process did not run either: the machine is at its limit, or was asleep. */
 	bool late = at - k->looked_ns > 4 * LOOK_EVERY_MS * 1000000ull;
 
 	k->looked_ns = at;
-	if (signs != k->signs || late || !k->hang_ns) {
+	/* It has only to end. */
+	if (k->trial == ENDING)
+		return at - k->trial_since_ns > ENDS_WITHIN_MS * 1000000ull;
+	if (signs != k->signs || late || !k->plan.hang_ns) {
 		k->signs = signs;
 		k->last_sign_ns = at;
 		return false;
 	}
-	if (at - k->last_sign_ns < (k->serves ? k->hang_ns : k->hang_ns + BEGINS_WITHIN_NS))
+	if (at - k->last_sign_ns < k->plan.hang_ns + (k->serves ? 0 : BEGINS_WITHIN_NS))
 		return false;
 	if (is_traced(k->daemon.pid)) {
 		k->last_sign_ns = at;
@@ -320,55 +376,164 @@ static void describe_end(const struct process *process, char *cause, size_t room
 		snprintf(cause, room, "death");
 }
 
-/* --- the daemon's words --- */
+/* --- what a successor needs --- */
 
-static void take_descriptors(struct keeper *k, const int *fds, int count)
+static void close_all(struct descriptors *these)
+{
+	for (int i = 0; i < these->count; i++)
+		close(these->fds[i]);
+	these->count = 0;
+}
+
+static void take_descriptors(struct keeper *k, const struct descriptors *these)
 {
 	void *mapped;
 
 	if (k->state)
 		munmap((void *)k->state, sizeof(*k->state));
 	k->state = NULL;
-	for (int i = 0; i < k->count; i++)
-		close(k->fds[i]);
-	memcpy(k->fds, fds, (size_t)count * sizeof(*fds));
-	k->count = count;
-	if (!count)
+	k->left = *these;
+	if (!these->count)
 		return;
-	mapped = mmap(NULL, sizeof(*k->state), PROT_READ, MAP_SHARED, fds[0], 0);
+	mapped = mmap(NULL, sizeof(*k->state), PROT_READ, MAP_SHARED, these->fds[0], 0);
 	k->state = mapped == MAP_FAILED ? NULL : mapped;
 }
 
-/* All that it has said: its last word may stay behind others, and counts after its death. False: it
- * ends. */
-static bool hear_daemon(struct keeper *k)
-{
-	char text[64];
-	int fds[DESCRIPTORS_MAX], count;
-	ssize_t size;
+/* --- upgrade --- */
 
-	while ((size = receive(k->daemon.channel, text, sizeof(text), fds, &count)) > 0) {
-		if (text[0] == 'E')
-			return false;
-		if (text[0] == 'H') {
-			take_descriptors(k, fds, count);
-			k->serves = true;
-		}
+static void drop_plan(struct plan *plan)
+{
+	if (plan->text) { /* else it is of argv */
+		free(plan->command);
+		free(plan->text);
 	}
-	if (size == 0 || errno != EAGAIN) {
-		/* it is dying: its pidfd will tell */
-		close(k->daemon.channel);
-		k->daemon.channel = -1;
-	}
+	*plan = (struct plan){ 0 };
+}
+
+static bool bound_takeovers(struct often *often, unsigned most)
+{
+	uint64_t *at = most ? calloc(most, sizeof(*at)) : NULL;
+
+	if (!at)
+		return false;
+	free(often->at);
+	*often = (struct often){ .most = most, .at = at };
 	return true;
+}
+
+static bool follow(struct keeper *k, struct plan plan)
+{
+	if (!bound_takeovers(&k->takeovers, plan.takeovers_most) ||
+	    !bound_takeovers(&k->standbys, STANDBYS_MAX + plan.takeovers_most))
+		return false;
+	k->standbys_fail = false;
+	k->plan = plan;
+	return true;
+}
+
+/* The standby of the new plan is no successor. */
+static void end_trial(struct keeper *k)
+{
+	if (!k->trial)
+		return;
+	end_standby(k);
+	close_all(&k->offered);
+	drop_plan(&k->proposed);
+	k->trial = NO_TRIAL;
+}
+
+static void refuse(struct keeper *k, const char *why)
+{
+	char text[1024];
+	int length = snprintf(text, sizeof(text), "F%s", why);
+
+	if (length > 0 && k->daemon.channel >= 0)
+		send(k->daemon.channel, text, strnlen(text, sizeof(text)), MSG_DONTWAIT | MSG_NOSIGNAL);
+	end_trial(k);
+}
+
+/* Takes `these`. `text` ends with a 0. */
+static void begin_trial(struct keeper *k, const char *text, size_t size, const struct descriptors *these)
+{
+	struct plan plan = { .text = malloc(size), .command = calloc(COMMAND_WORDS_MAX, sizeof(char *)) };
+	char *parts[COMMAND_WORDS_MAX + 2];
+	int count = 0;
+
+	k->offered = *these;
+	if (plan.text && plan.command) {
+		memcpy(plan.text, text, size);
+		for (char *each = plan.text; each < plan.text + size && count < COMMAND_WORDS_MAX;
+		     each += strlen(each) + 1)
+			parts[count++] = each;
+	}
+	k->trial = STARTING;
+	k->trial_since_ns = now();
+	k->proposed = plan;
+	if (count < 3 || count == COMMAND_WORDS_MAX) {
+		refuse(k, "its command cannot be read");
+		return;
+	}
+	k->proposed.hang_ns = strtoull(parts[0], NULL, 10) * 1000000;
+	k->proposed.takeovers_most = (unsigned)strtoul(parts[1], NULL, 10);
+	k->proposed.words = count - 2;
+	memcpy(k->proposed.command, parts + 2, (size_t)(count - 2) * sizeof(*parts));
+	end_standby(k);
+	k->standbys_fail = false;
+	start_standby(k);
+	if (!k->standby.pid)
+		refuse(k, "no process can be started");
+}
+
+/* The daemon ends now, and its successor goes on with `these`. */
+static void agree(struct keeper *k, struct descriptors *these)
+{
+	struct plan before = k->plan;
+
+	if (!follow(k, k->proposed)) {
+		refuse(k, "there is no memory");
+		close_all(these); /* the daemon ends all the same, and the plan stays */
+		return;
+	}
+	drop_plan(&k->before);
+	close_all(&k->left_before);
+	k->before = before;
+	k->left_before = k->left;
+	k->proposed = (struct plan){ 0 };
+	close_all(&k->offered);
+	take_descriptors(k, these);
+	k->trial = ENDING;
+	k->trial_since_ns = now();
+}
+
+/* The successor has not come to serve. */
+static void go_back(struct keeper *k)
+{
+	struct descriptors failed = k->left;
+
+	tell("the successor of the upgrade has ended: the mount goes on as before");
+	if (!follow(k, k->before))
+		return;
+	k->before = (struct plan){ 0 };
+	end_standby(k);
+	take_descriptors(k, &k->left_before);
+	k->left_before.count = 0;
+	close_all(&failed);
 }
 
 /* --- takeover --- */
 
 static bool take_over(struct keeper *k, const char *cause, uint64_t since)
 {
+	bool upgrades = k->trial == ENDING;
+
 	let_go(&k->daemon);
-	if (is_too_often(&k->takeovers)) {
+	if (upgrades)
+		k->trial = NO_TRIAL;
+	else
+		end_trial(k);
+	if (!upgrades && k->before.command && !k->serves)
+		go_back(k);
+	if (!upgrades && is_too_often(&k->takeovers)) {
 		tell("the daemon has ended more than %u times within a minute: there is no further successor",
 		     k->takeovers.most);
 		return false;
@@ -398,37 +563,91 @@ static bool succeed_dead(struct keeper *k)
 	char cause[32];
 
 	describe_end(&k->daemon, cause, sizeof(cause));
-	return take_over(k, cause, now());
+	return k->trial == ENDING ? take_over(k, "upgrade", k->trial_since_ns) : take_over(k, cause, now());
 }
 
 static bool succeed_hung(struct keeper *k)
 {
-	uint64_t since = k->last_sign_ns;
+	uint64_t since = k->trial == ENDING ? k->trial_since_ns : k->last_sign_ns;
 
-	tell("the daemon has shown no sign of life for %llu ms, and is killed",
+	tell("the daemon %s for %llu ms, and is killed",
+	     k->trial == ENDING ? "was to end" : "has shown no sign of life",
 	     (unsigned long long)((now() - since) / 1000000));
 	syscall(SYS_pidfd_send_signal, k->daemon.pidfd, SIGKILL, NULL, 0);
 	while (!has_ended(&k->daemon, ENDS_WITHIN_MS) && !only_hangs(k->daemon.pid))
 		;
 	waitpid(k->daemon.pid, NULL, WNOHANG);
-	/* it may have gone on just before */
-	if (k->daemon.channel >= 0 && !hear_daemon(k))
-		return false;
-	return take_over(k, "hang", since);
+	return take_over(k, k->trial == ENDING ? "upgrade" : "hang", since);
 }
 
 /* --- */
 
+/* False: the daemon ends. */
+static bool hear_daemon(struct keeper *k)
+{
+	static char text[MESSAGE_MAX];
+	struct descriptors these, old;
+	ssize_t size;
+
+	while ((size = receive(k->daemon.channel, text, sizeof(text) - 1, these.fds, &these.count)) > 0) {
+		text[size] = 0;
+		if (text[0] == 'E')
+			return false;
+		if (text[0] == 'U' && !k->trial) {
+			begin_trial(k, text + 1, (size_t)size, &these);
+			continue;
+		}
+		if (text[0] == 'L' && k->trial == AGREED) {
+			agree(k, &these);
+			continue;
+		}
+		if (text[0] != 'H') {
+			close_all(&these);
+			continue;
+		}
+		old = k->left;
+		take_descriptors(k, &these);
+		close_all(&old);
+		drop_plan(&k->before);
+		close_all(&k->left_before);
+		k->serves = true;
+	}
+	if (size == 0 || (size < 0 && errno != EAGAIN)) {
+		/* it is dying: its pidfd will tell */
+		close(k->daemon.channel);
+		k->daemon.channel = -1;
+	}
+	return true;
+}
+
 static void hear_standby(struct keeper *k)
 {
-	char text[64];
-	int fds[DESCRIPTORS_MAX], count;
-	ssize_t size = receive(k->standby.channel, text, sizeof(text), fds, &count);
+	char text[1024];
+	struct descriptors none;
+	ssize_t size = receive(k->standby.channel, text, sizeof(text) - 1, none.fds, &none.count);
 
-	if (size > 0 && text[0] == 'R')
+	if (size > 0)
+		text[size] = 0;
+	if (size > 0 && text[0] == 'R') {
 		k->standby_ready = true;
-	if (size == 0 || (size < 0 && errno != EAGAIN))
-		end_standby(k);
+		if (k->trial == ASKED) {
+			k->trial = AGREED;
+			send(k->daemon.channel, "G", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+		}
+		if (k->trial == STARTING) {
+			k->trial = ASKED;
+			if (!send_with(k->standby.channel, "C", &k->offered))
+				refuse(k, "the daemon that was started for it has ended");
+		}
+	}
+	if (size > 0 && text[0] == 'N' && k->trial)
+		refuse(k, text + 1);
+	if (size == 0 || (size < 0 && errno != EAGAIN)) {
+		if (k->trial && k->trial != ENDING)
+			refuse(k, "the daemon that was started for it has ended; the log may say why");
+		else
+			end_standby(k);
+	}
 }
 
 static void keep(struct keeper *k)
@@ -442,21 +661,23 @@ static void keep(struct keeper *k)
 
 		if (poll(polled, 3, LOOK_EVERY_MS) < 0 && errno != EINTR)
 			return;
-		/* Its last word comes before its end, which may have come after poll() looked there. */
-		if ((polled[0].revents || polled[1].revents) && k->daemon.channel >= 0 &&
-		    !hear_daemon(k))
+		/* Its last word comes before its end. */
+		if (k->daemon.channel >= 0 && (polled[0].revents || polled[1].revents) && !hear_daemon(k))
 			return;
-		if (polled[2].revents)
+		/* else it was another one */
+		if (polled[2].revents && k->standby.channel == polled[2].fd)
 			hear_standby(k);
-		if (!k->count) {
+		if (!k->left.count) {
 			if (polled[0].revents)
 				return; /* it has given nothing yet */
 			continue;
 		}
 		if (polled[0].revents ? !succeed_dead(k) : is_hung(k) && !succeed_hung(k))
 			return;
+		if (k->trial && k->trial != ENDING && now() - k->trial_since_ns > UPGRADES_WITHIN_NS)
+			refuse(k, "the daemon that was started for it was not ready within 60 s");
 		/* Not while a successor begins: it is in more of a hurry. */
-		if (!k->standby.pid && k->serves)
+		if (!k->standby.pid && k->serves && !k->trial)
 			start_standby(k);
 	}
 }
@@ -476,18 +697,14 @@ int keeper_main(int argc, char **argv)
 	k.daemon = (struct process){ .pid = getppid(), .pidfd = open_pid(getppid()),
 				     .channel = atoi(argv[1]) };
 	fcntl(k.daemon.channel, F_SETFD, FD_CLOEXEC);
-	k.hang_ns = strtoull(argv[3], NULL, 10) * 1000000;
-	k.takeovers.most = (unsigned)strtoul(argv[4], NULL, 10);
-	k.standbys.most = STANDBYS_MAX + k.takeovers.most;
-	k.command = argv + 5;
-	k.words = argc - 5;
-	k.takeovers.at = calloc(k.takeovers.most, sizeof(*k.takeovers.at));
-	k.standbys.at = calloc(k.standbys.most, sizeof(*k.standbys.at));
-	if (!k.takeovers.most || !k.takeovers.at || !k.standbys.at)
+	if (!follow(&k, (struct plan){ .hang_ns = strtoull(argv[3], NULL, 10) * 1000000,
+				       .takeovers_most = (unsigned)strtoul(argv[4], NULL, 10),
+				       .command = argv + 5,
+				       .words = argc - 5 }))
 		return 2;
 	k.looked_ns = k.last_sign_ns = now();
 	/* It has died meanwhile, and nobody else knows the mount. */
-	if (k.daemon.pidfd < 0 || k.daemon.pid != atoi(argv[2]) || getppid() != k.daemon.pid)
+	if (k.daemon.pidfd < 0 || k.daemon.pid != atoi(argv[2]))
 		return 1;
 	start_standby(&k);
 	keep(&k);
