@@ -73,7 +73,7 @@ def test_the_numbers_are_what_c_makes_of_them() -> None:
 @pytest.mark.parametrize("request_", IoctlRequest)
 def test_every_request_is_understood(request_: IoctlRequest) -> None:
     asked = parse(message(request_, unique=9, uid=5, token=3, offset=100))
-    assert asked == Asked(9, 5, request_, 3, 100, DATA_BYTES)
+    assert asked == Asked(9, 5, request_, 3, 100, DATA_BYTES, pid=1)
 
 
 def test_the_numbers_of_others_are_not_for_this() -> None:
