@@ -6,7 +6,8 @@ this daemon leaves. If it can, this daemon gives its last word and ends; nothing
 not, all stays as it was (``startup/keeper.c``).
 
 A command that comes by an ioctl is run, so the daemon looks at who asks: a process of its own user,
-and outside of any container that shows the mount.
+in its own namespace of users. Such a process could trace this one. A container that shows the mount
+may hold one that could not, although its user is the owner.
 
 The kernel resends a request that was not answered, so a successor may be asked for the upgrade by
 which it came. It knows the number of that one, and begins nothing.
@@ -27,7 +28,6 @@ from copperfs.fuse.ioctl import Asked
 
 # A daemon that has just begun starts its keeper soon.
 KEEPER_WITHIN_S = 10.0
-NAMESPACES = ("mnt", "user")
 # Of the mount itself, of its processes, and of the launch, which is over.
 FIXED = frozenset({"source", "mountpoint", "allow_other", "foreground", "takeover"}) | {
     each.name for each in OPTIONS if each.group.startswith(("Launch", "In place"))
@@ -65,8 +65,8 @@ class Upgrades:
     def _why_not(self, asked: Asked, wanted: UpgradeRequest) -> str | None:
         if not _is_beside_us(asked.pid):
             return (
-                "only a process of the user who has mounted it may upgrade it, and not from within "
-                "a container or an in-place run"
+                "only the user who has mounted it may upgrade it, and not from within a container "
+                "or an in-place run"
             )
         if not self.settings.takeover:
             return (
@@ -99,11 +99,9 @@ def _flags(names: set[str]) -> str:
 
 
 def _is_beside_us(pid: int) -> bool:
-    """In our namespaces, and ours to look into."""
+    """In our namespace of users, and ours to look into."""
     try:
-        return pid > 0 and all(
-            os.path.samestat(os.stat(f"/proc/{pid}/ns/{each}"), os.stat(f"/proc/self/ns/{each}"))
-            for each in NAMESPACES
-        )
+        theirs, ours = os.stat(f"/proc/{pid}/ns/user"), os.stat("/proc/self/ns/user")
+        return pid > 0 and os.path.samestat(theirs, ours)
     except OSError:
         return False

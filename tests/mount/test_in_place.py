@@ -387,6 +387,45 @@ def test_a_dead_daemon_is_succeeded_in_place(site: Site) -> None:
     assert (process.returncode, output, errors) == (0, "", "")
 
 
+def test_a_live_run_in_place_is_upgraded_from_outside(site: Site) -> None:
+    script = (
+        # the last one: others of this machine come before it
+        """awk '/fuse.copperfs/ && $4 == "/" {x = $5} END {print x}' /proc/self/mountinfo;"""
+        f" read go; {COPPERFS[0]} upgrade $go 2>&1 | tail -n 1; read go; cat $VIRTUAL_ENV/file"
+    )
+    (site.env / "file").write_text("content\n")
+    process = site.start("sh", "-c", script, options=["--takeover"])
+    assert process.stdin is not None
+    assert process.stdout is not None
+    mountpoint = process.stdout.readline().strip()
+    process.stdin.write(f"{mountpoint}\n")
+    process.stdin.flush()
+    told = process.stdout.readline()
+    # root's own run has no namespace of users
+    assert ("no answers for" if site.as_root else "not from within a container") in told
+    eventually(lambda: spare_of(site), "a standby is ready")
+    (before,) = daemons_of(site)
+
+    def upgrade(*flags: str) -> tuple[int, str]:
+        command = [*COPPERFS, "upgrade", mountpoint, *flags]
+        done = subprocess.run(
+            command if site.as_root else as_user(command),
+            capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
+            env=site.environ(), cwd=site.home,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    code, told = upgrade("--revalidate", "60")
+    assert (code, "--revalidate cannot change of an in-place run" in told) == (1, True)
+    code, told = upgrade("--memory", "200MiB")
+    assert (code, "no answers for" in told) == (0, True), told
+    eventually(lambda: spare_of(site), "a standby is ready")
+    (daemon,) = daemons_of(site)
+    assert daemon != before
+    output, errors = process.communicate("go\n", timeout=COMMAND_TIMEOUT_S)
+    assert (process.returncode, output, errors) == (0, "content\n", "")
+
+
 def name_of(pid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()

@@ -277,9 +277,11 @@ except OSError as error:
 """
     done = python(script, mount.mountpoint, json.dumps(words), user=NOBODY)
     assert (done.stdout, done.stderr) == ("EPERM\n", "")
-    # Nor one in a container that is the owner there.
+    # Nor a process that seems to be the owner, in a container.
     apart = [sys.executable, "-c", "import errno, fcntl, os, struct, sys" + script]
-    done = run(["unshare", "--mount", *apart, mount.mountpoint, json.dumps(words)])
+    done = run(
+        ["unshare", "--user", "--map-root-user", *apart, mount.mountpoint, json.dumps(words)]
+    )
     assert "not from within a container" in done.stdout
     assert not ran.exists()
     assert successor(mount) == mount.pid
