@@ -72,7 +72,7 @@ def transport_of(launch: Launch) -> Transport:
         launch.roster,
         launch.me,
         secret_key=launch.secret_key or None,
-        listener=launch.listener,
+        listener=launch.listener.dup(),  # the transport takes it, and a successor needs it
     )
 
 
