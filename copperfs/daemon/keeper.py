@@ -60,15 +60,17 @@ class Keeper:
     _process: "subprocess.Popen[bytes] | None" = None
     _started: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_MAX))
 
-    async def run(self) -> None:
-        """Until the keepers die by themselves."""
+    async def run(self, is_settled: trio.Event) -> None:
+        """Until the keepers die by themselves. *is_settled*: whether there is one."""
         while not self.is_ended and (self.channel is not None or self._start()):
             assert self.channel is not None
             self.leave()
+            is_settled.set()
             await self._hear(self.channel)
             self.heard(b"")
             if not self.is_ended:
                 log.warning("the keeper of this mount has died; another one is started")
+        is_settled.set()
 
     def leave(self) -> None:
         """Give the keeper what a successor needs now."""
@@ -164,7 +166,8 @@ class Keeper:
             if self.channel is None or len(fds) > DESCRIPTORS_MAX:
                 return False
             socket.send_fds(self.channel, [message], fds)
-        except OSError:
+        except OSError as error:
+            log.warning("the keeper cannot be told: %s", error)
             return False
         finally:
             os.close(fds[1])

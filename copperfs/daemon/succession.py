@@ -131,8 +131,7 @@ class Succession:
         self._describe = describe
         self._keeper = keeper = Keeper(self.settings, describe, self._heard, self.channel)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(keeper.run)
-            self.is_settled.set()
+            nursery.start_soon(keeper.run, self.is_settled)
             while True:
                 front.sign_of_life()
                 if keeper.owes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 from copperfs import __version__
 from copperfs.fuse.ioctl import IoctlRequest
 from tests.bootstrap.helpers import clean_environment
+from tests.cluster.helpers import Cluster
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import (
     COMMAND_TIMEOUT_S,
@@ -135,7 +137,7 @@ def test_a_changed_setting_stays_for_later_successors(taken: Mount) -> None:
     upgrade(taken, "--takeovers-max", "2000", "--hang-after", "20")
     eventually(lambda: is_ready(taken.pid), "a standby is ready")
     kill(taken)
-    os.kill(keeper_of(taken.pid), 9)
+    os.kill(keeper_of(taken.pid), signal.SIGKILL)
     eventually(lambda: is_ready(taken.pid), "a standby of another keeper is ready")
     kill(taken)
     assert setting(taken, "memory_bytes") == 200 * MIB
@@ -352,3 +354,26 @@ def test_a_mount_of_a_run_is_upgraded(tmp_path: Path, files: Path) -> None:
         for each in begun:
             each.kill()
             each.communicate()
+
+
+def test_a_node_of_a_job_is_upgraded(tmp_path: Path, files: Path) -> None:
+    """It returns to the job, and what all nodes agree on stays."""
+    directory = tmp_path / "cluster"
+    with Cluster(directory, 3, files, *TAKEOVER, "--memory", "100MiB") as cluster:
+        assert (cluster.mnt(1) / "d0/e0/f0").read_bytes() == content_of(0)
+        done = copperfs("upgrade", cluster.mnt(1), "--fanout", "2", "--memory", "200MiB")
+        assert "--fanout cannot change while the job's other nodes run" in done.stderr
+        before = daemon_of(cluster.mnt(1))
+        done = copperfs("upgrade", cluster.mnt(1), "--memory", "200MiB", "--fanout", "8")
+        assert done.returncode == 0, done.stderr + cluster.log(1).read_text()
+        assert daemon_of(cluster.mnt(1)) != before
+        for node in range(3):
+            shown = asked(cluster.mnt(node), IoctlRequest.CONFIGURATION)["memory_bytes"]
+            assert shown == (200 if node == 1 else 100) * MIB
+            assert (cluster.mnt(node) / "d1/e1/f1").read_bytes() == content_of(1)
+        cleared = asked(cluster.mnt(0), IoctlRequest.CLEAR)
+        assert (cleared["nodes"], cleared["missing"]) == (3, [])
+        daemon = daemon_of(cluster.mnt(1))
+        eventually(lambda: is_ready(daemon), "a standby is ready")
+        os.kill(daemon, signal.SIGKILL)
+        assert daemon_of(cluster.mnt(1)) != daemon
