@@ -593,7 +593,8 @@ static bool hear_daemon(struct keeper *k)
 		text[size] = 0;
 		if (text[0] == 'E')
 			return false;
-		if (text[0] == 'U' && !k->trial) {
+		if (text[0] == 'U' && k->trial != ENDING) {
+			end_trial(k); /* the daemon has given that one up */
 			begin_trial(k, text + 1, (size_t)size, &these);
 			continue;
 		}

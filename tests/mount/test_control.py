@@ -37,9 +37,12 @@ HELLO, STATISTICS, RESET, CLEAR, CONFIGURATION, OBJECTS = 0x00, 0x10, 0x11, 0x12
 CLEAR_LOCAL, ALL_STATISTICS, TREE, RESET_ALL = 0x15, 0x16, 0x17, 0x1A
 SCRUB, SCRUB_STATE, RING = 0x1B, 0x1C, 0x1D
 PROFILE_BEGIN, PROFILE_END = 0x1E, 0x1F
+UPGRADE, UPGRADE_STATE = 0x20, 0x21
 WARM_UP, WARM_UP_STATE = 0x18, 0x19
 ANYBODY = [HELLO, STATISTICS]
-OWNER_ONLY = [each for each in [HELLO, *range(STATISTICS, PROFILE_END + 1)] if each not in ANYBODY]
+OWNER_ONLY = [
+    each for each in [HELLO, *range(STATISTICS, UPGRADE_STATE + 1)] if each not in ANYBODY
+]
 
 
 def number(request: int, size: int = BUFFER, direction: int = 3, kind: int = 0xC7) -> int:
@@ -169,7 +172,7 @@ def test_another_version_is_refused_but_hello_is_for_everyone(fd: int) -> None:
 
 
 def test_requests_that_are_not_ours_are_refused(fd: int) -> None:
-    assert name_of(errno_of(lambda: ask_part(fd, 0x20))) == "ENOTTY"
+    assert name_of(errno_of(lambda: ask_part(fd, 0x22))) == "ENOTTY"
     assert name_of(errno_of(lambda: ask_part(fd, 0xFF))) == "ENOTTY"
     for foreign in (0x5401, 0x5413, number(HELLO, kind=0x66), number(HELLO, kind=0), 0x1268):
         code = errno_of(partial(fcntl.ioctl, fd, foreign, bytearray(BUFFER)))
