@@ -266,11 +266,20 @@ static void start_standby(struct keeper *k)
 	k->standby_ready = false;
 }
 
+static bool has_ended(const struct process *process, int within_ms)
+{
+	struct pollfd polled = { .fd = process->pidfd, .events = POLLIN };
+
+	return poll(&polled, 1, within_ms) == 1;
+}
+
+/* It may hang in the kernel, where its programs are. */
 static void end_standby(struct keeper *k)
 {
 	if (k->standby.pid) {
 		kill(k->standby.pid, SIGKILL);
-		waitpid(k->standby.pid, NULL, 0);
+		has_ended(&k->standby, ENDS_WITHIN_MS);
+		waitpid(k->standby.pid, NULL, WNOHANG);
 	}
 	let_go(&k->standby);
 }
@@ -315,13 +324,6 @@ static bool only_hangs(pid_t pid)
 	}
 	closedir(tasks);
 	return !others;
-}
-
-static bool has_ended(const struct process *process, int within_ms)
-{
-	struct pollfd polled = { .fd = process->pidfd, .events = POLLIN };
-
-	return poll(&polled, 1, within_ms) == 1;
 }
 
 /* A debugger has stopped it. */
@@ -558,6 +560,8 @@ static bool take_over(struct keeper *k, const char *cause, uint64_t since)
 	return true;
 }
 
+static bool hear_daemon(struct keeper *k);
+
 static bool succeed_dead(struct keeper *k)
 {
 	char cause[32];
@@ -577,6 +581,9 @@ static bool succeed_hung(struct keeper *k)
 	while (!has_ended(&k->daemon, ENDS_WITHIN_MS) && !only_hangs(k->daemon.pid))
 		;
 	waitpid(k->daemon.pid, NULL, WNOHANG);
+	/* it may have gone on just before */
+	if (k->daemon.channel >= 0 && !hear_daemon(k))
+		return false;
 	return take_over(k, k->trial == ENDING ? "upgrade" : "hang", since);
 }
 
@@ -705,7 +712,7 @@ int keeper_main(int argc, char **argv)
 		return 2;
 	k.looked_ns = k.last_sign_ns = now();
 	/* It has died meanwhile, and nobody else knows the mount. */
-	if (k.daemon.pidfd < 0 || k.daemon.pid != atoi(argv[2]))
+	if (k.daemon.pidfd < 0 || k.daemon.pid != atoi(argv[2]) || getppid() != k.daemon.pid)
 		return 1;
 	start_standby(&k);
 	keep(&k);
