@@ -153,8 +153,11 @@ class Keeper:
             if self.channel is not None:
                 socket.send_fds(self.channel, [word], fds)
         except OSError as error:
-            # Of a keeper that has died, the end is seen soon.
-            return error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
+            if error.errno in (errno.EPIPE, errno.ECONNRESET):
+                return True  # of a keeper that has died, the end is seen soon
+            if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS):
+                log.exception("a bug: the keeper cannot be told")
+            return False
         finally:
             for words_fd in fds[1:2]:
                 os.close(words_fd)

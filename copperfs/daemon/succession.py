@@ -209,7 +209,7 @@ class Succession:
         """The daemon ends by itself."""
         self._is_ending = True
         if self._keeper is None and self.channel is not None:  # it had no time to leave anything
-            self._keeper = Keeper(self.settings, _nothing_left, self.channel)
+            self._keeper = Keeper(self.settings, _nothing_left, self._heard, self.channel)
         if self._keeper is not None:
             self._keeper.end()
 
