@@ -21,9 +21,9 @@ from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
-from copperfs.cli.available_memory import cgroup_limits
 from copperfs.cli.subprocess_deadline import Aside, python_aside, run_aside
 from copperfs.config.settings import Settings, format_size
+from copperfs.launch.available_memory import cgroup_limits
 from copperfs.model.errors import CopperError, NotBuiltError
 
 ASIDE_S = 5.0

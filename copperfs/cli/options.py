@@ -7,7 +7,6 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeVar
 
-from copperfs.cli.available_memory import memory_for_us
 from copperfs.config.settings import (
     OPTIONS,
     SWITCH,
@@ -19,6 +18,7 @@ from copperfs.config.settings import (
     resolve,
     settings_of,
 )
+from copperfs.launch.available_memory import memory_for_us
 from copperfs.model.errors import ConfigError
 
 Parsed = TypeVar("Parsed")

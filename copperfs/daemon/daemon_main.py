@@ -64,6 +64,7 @@ from copperfs.fuse.ioctl import IoctlRequest, TooLong
 from copperfs.fuse.mounting import absolute, mounts
 from copperfs.fuse.publication_index import PublicationIndex
 from copperfs.fuse.statfs import FRESH_S, Statfs
+from copperfs.launch.available_memory import oom_kills
 from copperfs.launch.launch_method import Launch, trees_of
 from copperfs.launch.node_identity import own_name
 from copperfs.model.errors import CopperError, MountError
@@ -417,6 +418,8 @@ class Daemon:
             self.attachment.device,
             connection_fd,
             fuse_fd,
+            oom_kills(),
+            self.succession.oom_score,
             words,
             fds,
             self.succession.upgraded_by,

@@ -54,6 +54,10 @@ class Handover:
     """MAJOR:MINOR of the mount."""
     connection_fd: int
     fuse_fd: int
+    oom_kills: int = 0
+    """How many processes of this cgroup the kernel had killed for want of memory."""
+    oom_score: str = "0"
+    """Of a process that is not the first to be killed."""
     users: dict[str, Any] | None = None
     users_fds: Sequence[int] = ()
     upgrade: str | None = None
@@ -95,6 +99,8 @@ class Handover:
             "source_device": self.source_device,
             "statfs": tuple(self.statfs),
             "device": self.device,
+            "oom_kills": self.oom_kills,
+            "oom_score": self.oom_score,
             "users": self.users,
         }
         words_fd = memory_file("copperfs-handover")
@@ -129,6 +135,8 @@ class Handover:
             words["device"],
             connection_fd,
             fuse_fd,
+            words["oom_kills"],
+            words["oom_score"],
             words["users"],
             sockets,
             words["upgrade"],

@@ -20,6 +20,7 @@ import trio
 
 from copperfs.config.settings import Settings
 from copperfs.daemon.handover import DESCRIPTORS_MAX, MESSAGE_MAX, Handover
+from copperfs.daemon.memory_pressure import stay
 from copperfs.startup.bundle import passed_to_python, python_of, started_from
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Keeper:
     """What a successor needs now."""
     heard: Callable[[bytes], None]
     """Called with a message of the keeper's, and with none once it has died."""
+    oom_score: str
     channel: socket.socket | None = None
     """To the keeper; a successor has it from its own start."""
     is_ended: bool = False
@@ -122,6 +124,7 @@ class Keeper:
                     start_new_session=True,
                     cwd="/",
                 )
+                stay(self._process.pid, self.oom_score)
             except OSError as error:
                 ours.close()
                 log.error("no keeper: %s; if the daemon dies, the mount ends", error)

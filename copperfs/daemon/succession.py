@@ -20,6 +20,7 @@ from copperfs.config.settings import Settings
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.handover import Handover, Takeover, memory_file
 from copperfs.daemon.keeper import SIGN_EVERY_S, Keeper
+from copperfs.daemon.memory_pressure import go_first, own_score
 from copperfs.native import Front
 from copperfs.node.node import Node
 
@@ -56,6 +57,8 @@ class Succession:
     """By which this process became the daemon."""
     channel: socket.socket | None
     """To the keeper that has let it take over."""
+    oom_score: str = field(init=False)
+    """Of this process before it became the first to go."""
     took_over_s: float = 0.0
     """How long no daemon had answered."""
     connection_fd: int | None = None
@@ -69,6 +72,10 @@ class Succession:
     _wanted: UpgradeRequest | None = None
     _refusal: str | None = None
     """Why the upgrade was not made."""
+
+    def __post_init__(self) -> None:
+        before = None if self.takeover is None else self.takeover.handover
+        self.oom_score = own_score() if before is None else before.oom_score
 
     @property
     def count(self) -> int:
@@ -129,7 +136,10 @@ class Succession:
         if told_epoch < epoch:  # its predecessor died amid a clear
             engine.notifications.add_everything(lambda: engine.publications.invalidate_all()[1])
         self._describe = describe
-        self._keeper = keeper = Keeper(self.settings, describe, self._heard, self.channel)
+        self._keeper = keeper = Keeper(
+            self.settings, describe, self._heard, self.oom_score, self.channel
+        )
+        go_first()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.run, self.is_settled)
             while True:
@@ -209,7 +219,9 @@ class Succession:
         """The daemon ends by itself."""
         self._is_ending = True
         if self._keeper is None and self.channel is not None:  # it had no time to leave anything
-            self._keeper = Keeper(self.settings, _nothing_left, self._heard, self.channel)
+            self._keeper = Keeper(
+                self.settings, _nothing_left, self._heard, self.oom_score, self.channel
+            )
         if self._keeper is not None:
             self._keeper.end()
 

@@ -321,7 +321,8 @@ def test_processes_share_a_tier_of_the_size_that_the_first_one_found(
 # As in a cgroup with a lower limit.
 IN_A_CGROUP = """if True:
     import sys
-    from copperfs.cli import main, available_memory
+    from copperfs.cli import main
+    from copperfs.launch import available_memory
     memory = available_memory.Memory(int(sys.argv.pop(1)), "a cgroup")
     available_memory.cgroup_limits = lambda root: [memory]
     sys.exit(main.main())

@@ -431,3 +431,57 @@ def test_a_mount_that_was_unmounted_after_its_daemons_death_has_one_successor(
         os.kill(keeper, signal.SIGCONT)
     eventually(lambda: not is_running(keeper), "the keeper has ended")
     assert mount.log.read_text().count("took over") <= 1
+
+
+# ---- for want of memory --------------------------------------------------------------------------
+
+LIMIT_BYTES = 288 << 20
+LARGE_FILES = 400  # of a MiB
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """Of version 1 or 2, with a limit that a large cache exceeds."""
+    top = next(
+        (each for each in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")) if _limits(each)),
+        None,
+    )
+    if top is None or os.geteuid() != 0:
+        pytest.skip("no memory cgroup can be made here")
+    group = top / f"copperfs-test-{os.getpid()}"
+    group.mkdir()
+    limit = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
+    (group / limit).write_text(str(LIMIT_BYTES))
+    yield group
+    eventually(lambda: not (group / "cgroup.procs").read_text(), "all in the cgroup has ended")
+    group.rmdir()
+
+
+def _limits(top: Path) -> bool:
+    return (top / "memory.limit_in_bytes").exists() or (
+        (top / "cgroup.subtree_control").exists()
+        and "memory" in (top / "cgroup.subtree_control").read_text().split()
+    )
+
+
+def test_a_daemon_that_is_killed_for_want_of_memory_comes_back_smaller(
+    cgroup: Path, mounted: Mounter, source: Path
+) -> None:
+    """The keeper and the standby are in the same cgroup, and live on."""
+    for number in range(LARGE_FILES):
+        (source / f"f{number}").write_bytes(random.Random(number).randbytes(1 << 20))
+    mount = mounted(*TAKEOVER, "--memory", "2GiB", "--log-level", "info")
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    keeper = keeper_of(mount.pid)
+    scores = [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in (mount.pid, keeper)]
+    assert scores == ["800\n", Path("/proc/self/oom_score_adj").read_text()]
+    for pid in (keeper, standby_of(keeper, mount.pid), mount.pid):
+        (cgroup / "cgroup.procs").write_text(str(pid))
+    for number in range(LARGE_FILES):
+        found = (mount / f"f{number}").read_bytes()
+        assert found == random.Random(number).randbytes(1 << 20)
+    mount.pid = successor(mount)
+    assert mount.stats()["takeovers"]["count"] >= 1
+    assert is_running(keeper)
+    assert "for want of memory" in mount.log.read_text()
+    assert asked(mount.mountpoint, IoctlRequest.CONFIGURATION)["memory_bytes"] <= 1 << 30

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.cli.available_memory import Memory, cgroup_limits, memory_for_us, physical_memory
+from copperfs.launch.available_memory import (
+    Memory,
+    cgroup_limits,
+    memory_for_us,
+    oom_kills,
+    physical_memory,
+)
 
 MIB = 1 << 20
 V1 = "35 31 0:32 {root} {top} rw,relatime shared:7 - cgroup cgroup rw,memory\n"
@@ -173,3 +179,13 @@ def test_a_job_with_a_limit_has_an_eighth_of_that(group: Path) -> None:
         assert shown["memory"]["value"] == shown["tier-memory"]["value"] == 64 * MIB
         where = str(shown["memory"]["where"])
         assert where.startswith(f"default, from 512 MiB ({group}/"), where
+
+
+def test_kills_for_want_of_memory_are_those_of_the_own_group(tmp_path: Path) -> None:
+    events = "low 0\noom 9\noom_kill 3\noom_group_kill 1"
+    v2 = machine(tmp_path / "2", V2_MOUNT, f"0::/{STEP}\n", {f"{STEP}/memory.events": events})
+    control = "oom_kill_disable 0\nunder_oom 0\noom_kill 4"
+    files: dict[str, int | str] = {f"{STEP}/memory.oom_control": control}
+    v1 = machine(tmp_path / "1", V1_MOUNT, f"4:memory:/{STEP}\n", files, "/sys/fs/cgroup/memory")
+    assert (oom_kills(v2), oom_kills(v1)) == (3, 4)
+    assert oom_kills(machine(tmp_path / "0", "", "", {})) == 0

@@ -1,4 +1,5 @@
-"""Memory limit: how much memory this process may use, by the machine and by cgroups.
+"""Memory limit: how much memory this process may use, by the machine and by cgroups; and whether
+the kernel has killed processes that took more.
 
 The kernel kills a job or a container beyond its cgroup's limit, whatever the machine's memory. A
 limit holds for all cgroups below, so this module reads the own cgroup and all visible ones above:
@@ -15,6 +16,8 @@ from pathlib import Path, PurePosixPath
 
 _V1 = ("memory.limit_in_bytes", r"(\d+)\s*")
 _V1_ABOVE = ("memory.stat", r"(?s:.*?)hierarchical_memory_limit (\d+)\b")
+_V1_KILLS = ("memory.oom_control", r"(?m)^oom_kill (\d+)$")
+_V2_KILLS = ("memory.events", r"(?m)^oom_kill (\d+)$")
 _V2 = (("memory.max", r"(\d+)\s*"), ("memory.high", r"(\d+)\s*"))
 
 
@@ -37,15 +40,39 @@ def memory_for_us(root: str = "/") -> Memory:
 
 def cgroup_limits(root: str = "/") -> list[Memory]:
     found: list[Memory] = []
+    for each in _own_groups(root):
+        found += _limits(root, each)
+    return found
+
+
+def oom_kills(root: str = "/") -> int:
+    """How many processes of the own cgroup the kernel has killed for want of memory."""
+    found = 0
+    for each in _own_groups(root):
+        file, pattern = _V2_KILLS if each.is_v2 else _V1_KILLS
+        with suppress(OSError, UnicodeDecodeError):
+            said = re.search(pattern, (Path(root) / str(each.path / file).lstrip("/")).read_text())
+            found += 0 if said is None else int(said[1])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    path: PurePosixPath
+    top: PurePosixPath
+    """Where the hierarchy is mounted."""
+    is_v2: bool
+
+
+def _own_groups(root: str) -> Iterator[_Group]:
     with suppress(OSError):
         mounts = (Path(root) / "proc/self/mountinfo").read_text(errors="surrogateescape")
         groups = (Path(root) / "proc/self/cgroup").read_text(errors="surrogateescape")
         for line in mounts.splitlines():
-            found += _limits_of_mount(root, line, groups)
-    return found
+            yield from _group_of_mount(line, groups)
 
 
-def _limits_of_mount(root: str, line: str, groups: str) -> Iterator[Memory]:
+def _group_of_mount(line: str, groups: str) -> Iterator[_Group]:
     left, _, right = line.partition(" - ")
     mounted, kind = left.split(), right.split()
     if len(mounted) < 6 or len(kind) < 3:
@@ -57,14 +84,17 @@ def _limits_of_mount(root: str, line: str, groups: str) -> Iterator[Memory]:
     if own is None:
         return
     top = PurePosixPath(_unescaped(mounted[4]))
-    group = top / _below(own, _unescaped(mounted[3]))
-    for each in (group, *group.parents):
-        for name, pattern in _V2 if is_v2 else (_V1,):
+    yield _Group(top / _below(own, _unescaped(mounted[3])), top, is_v2)
+
+
+def _limits(root: str, group: _Group) -> Iterator[Memory]:
+    for each in (group.path, *group.path.parents):
+        for name, pattern in _V2 if group.is_v2 else (_V1,):
             yield from _limit(root, each / name, pattern)
-        if each == top:
+        if each == group.top:
             break
-    if not is_v2:
-        yield from _limit(root, group / _V1_ABOVE[0], _V1_ABOVE[1])
+    if not group.is_v2:
+        yield from _limit(root, group.path / _V1_ABOVE[0], _V1_ABOVE[1])
 
 
 def _own_group(groups: str, controller: str | None) -> str | None:
