@@ -5,9 +5,11 @@ What the kernel knows lies in memory that the front fills (``native/front/connec
 keeper holds it together with the daemon's descriptors (``daemon/keeper.py``).
 """
 
+import faulthandler
 import json
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -140,6 +142,9 @@ class Succession:
             self.settings, describe, self._heard, self.oom_score, self.channel
         )
         go_first()
+        # Into the log: the keeper asks a hung daemon before it ends it.
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR2)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.run, self.is_settled)
             while True:

@@ -56,6 +56,7 @@ enum {
 	DESCRIPTORS_MAX = 250, /* handover.py */
 	STANDBYS_MAX = 10,
 	LOOK_EVERY_MS = 250,
+	TELLS_WITHIN_MS = 200,
 	/* A killed process may take this long to end, unless its threads hang in the kernel. */
 	ENDS_WITHIN_MS = 1000,
 	/* An ioctl has 8 KiB. */
@@ -577,6 +578,9 @@ static bool succeed_hung(struct keeper *k)
 	tell("the daemon %s for %llu ms, and is killed",
 	     k->trial == ENDING ? "was to end" : "has shown no sign of life",
 	     (unsigned long long)((now() - since) / 1000000));
+	/* It writes where each of its threads stands (succession.py), unless it cannot run at all. */
+	syscall(SYS_pidfd_send_signal, k->daemon.pidfd, SIGUSR2, NULL, 0);
+	has_ended(&k->daemon, TELLS_WITHIN_MS);
 	syscall(SYS_pidfd_send_signal, k->daemon.pidfd, SIGKILL, NULL, 0);
 	while (!has_ended(&k->daemon, ENDS_WITHIN_MS) && !only_hangs(k->daemon.pid))
 		;

@@ -29,6 +29,7 @@ from tests.mount.helpers import (
     eventually,
     is_mounted,
     is_running,
+    start_python,
 )
 
 KILLS = 20
@@ -272,6 +273,56 @@ def test_a_daemon_that_hangs_is_passed_over(mounted: Mounter, files: Path) -> No
     assert mount.pid != hung
     assert "hang" in mount.log.read_text()
     eventually(lambda: not is_running(hung), "the hung daemon was ended")
+
+
+HANGS = """if True:
+    import signal, time
+
+    def hang(number, frame):
+        time.sleep(1000)
+
+    signal.signal(signal.SIGUSR1, hang)
+"""
+
+
+def test_the_log_says_where_a_hung_daemon_stood(
+    mounted: Mounter, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event loop is stuck, while the front's threads serve what they have."""
+    (tmp_path / "sitecustomize.py").write_text(HANGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    mount = mounted(*TAKEOVER, "--hang-after", "1")
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    os.kill(mount.pid, signal.SIGUSR1)
+    assert (mount / "d2/e2/f2").read_bytes() == content_of(2)
+    mount.pid = successor(mount)
+    assert "in hang" in mount.log.read_text()
+
+
+def test_a_daemon_that_a_debugger_has_stopped_is_left_alone(mounted: Mounter, files: Path) -> None:
+    mount = mounted(*TAKEOVER, "--hang-after", "1")
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    script = f"""if True:
+        import ctypes, os, time
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.ptrace.argtypes = [ctypes.c_long] * 4
+        assert libc.ptrace(16, {mount.pid}, 0, 0) == 0, ctypes.get_errno()  # PTRACE_ATTACH
+        os.waitpid({mount.pid}, 0x40000000)
+        print("stopped", flush=True)
+        input()
+        assert libc.ptrace(17, {mount.pid}, 0, 0) == 0  # PTRACE_DETACH
+    """
+    debugger = start_python(script)
+    try:
+        assert debugger.stdout is not None
+        assert debugger.stdout.readline() == "stopped\n"
+        time.sleep(3)
+        assert is_running(mount.pid)
+        debugger.communicate("go on\n", timeout=COMMAND_TIMEOUT_S)
+    finally:
+        debugger.kill()
+        debugger.wait()
+    assert successor(mount) == mount.pid
 
 
 def test_a_keeper_that_dies_is_replaced(taken: Mount) -> None:
