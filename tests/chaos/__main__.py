@@ -22,7 +22,7 @@ from tests.chaos.arena import Arena, Setup
 from tests.chaos.judge import Outcome, judge
 from tests.chaos.mixture import Environment, draw_environment
 from tests.chaos.report import complaints, line, show, write
-from tests.chaos.schedule import KINDS, Schedule, draw, parse
+from tests.chaos.schedule import KINDS, TAKEOVER_KINDS, Schedule, draw, parse
 from tests.conftest import daemons_with, mounts_below
 
 # In the environment of every process of the run, to find its leftovers.
@@ -55,7 +55,11 @@ def arguments() -> argparse.Namespace:
         "--calm", action="store_true", help="no faults at all: what the machine does by itself"
     )
     parser.add_argument(
-        "--kinds", nargs="+", choices=KINDS, default=KINDS, help="only these faults"
+        "--kinds",
+        nargs="+",
+        choices=sorted({*KINDS, *TAKEOVER_KINDS}),
+        default=KINDS,
+        help="only these faults",
     )
     parser.add_argument(
         "--spare", nargs="+", type=int, default=[], metavar="NODE", help="never kill these"
@@ -75,7 +79,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--mount", nargs="+", default=[], metavar="OPTION", help="of the mounts, as trees=4"
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--takeover",
+        action="store_true",
+        help="mounts with --takeover, whose daemons die and hang and are succeeded",
+    )
+    options = parser.parse_args()
+    if options.takeover and options.kinds is KINDS:
+        options.kinds = TAKEOVER_KINDS
+    return options
 
 
 def schedules(options: argparse.Namespace) -> list[Schedule]:
@@ -125,6 +137,7 @@ def main() -> int:
         options.files,
         options.large,
         tuple(flags),
+        takeover=options.takeover,
     )
     outcomes: list[Outcome] = []
     bad = 0

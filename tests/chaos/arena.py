@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from copperfs.fuse.ioctl import IoctlRequest
 from copperfs.lab.local_cluster import node_faults as hurt
 from copperfs.lab.local_cluster.cluster_state import running
 from copperfs.lab.local_cluster.conditions import USUAL
@@ -38,7 +39,7 @@ from tests.chaos.mixture import SERVERS, Environment, siblings
 from tests.chaos.schedule import Fault, Schedule
 from tests.chaos.stuck import Stuck
 from tests.cluster.helpers import Cluster
-from tests.mount.helpers import COMMAND_TIMEOUT_S, COPPERFS, copperfs, is_running
+from tests.mount.helpers import COMMAND_TIMEOUT_S, COPPERFS, asked, copperfs, is_running
 
 # --source-deadline: the longest wait for a hanging source.
 HANGS_AFTER_S = 75.0
@@ -49,6 +50,7 @@ ASK_WITHIN_S = 40.0
 COLD_S = 1.0
 LATENCY_S = 0.0005
 MEMORY = "96MiB"
+TAKEOVER_FLAGS = ("--takeover", "--takeovers-max", "1000", "--hang-after", "2")
 TREE_MAX = "1MiB"
 """Larger files, and half of the directories, go through the data tier."""
 
@@ -65,6 +67,7 @@ class Setup:
     flags: tuple[str, ...] = ()
     environment: Environment | None = None
     """None: all nodes are alike, except for their clients of the source."""
+    takeover: bool = False
 
 
 class Arena:
@@ -93,6 +96,7 @@ class Arena:
                     *("--netns", "--fanout", str(self.setup.fanout), "--memory", MEMORY),
                     *("--tree-max", TREE_MAX, "--tier-memory", MEMORY),
                     *("--ring", *datasets(self.content.source)),
+                    *(TAKEOVER_FLAGS if self.setup.takeover else ()),
                     *self.setup.flags,
                 )
             )
@@ -246,7 +250,7 @@ class Arena:
             outcome.nodes = document["by_node"]
         outcome.whole_s = time.monotonic() - healed
         for each in outcome.nodes:
-            each["process"] |= taken_by(self.cluster.pid(each["number"]))
+            each["process"] |= taken_by(self.pid(each["number"]))
 
     def _ask_all(self, node: int) -> dict[str, Any] | None:
         try:
@@ -272,7 +276,11 @@ class Arena:
                     break
 
     def pid(self, node: int) -> int:
-        return self.cluster.pid(node)
+        """With --takeover it changes, and the cluster knows the first one."""
+        if not self.setup.takeover:
+            return self.cluster.pid(node)
+        statistics = asked(self.cluster.mnt(node), IoctlRequest.STATISTICS)
+        return int(statistics["pid"])
 
     def endpoint(self, node: int) -> str:
         return running(str(self.cluster.directory)).nodes[node].endpoint
@@ -320,6 +328,8 @@ class _Hand:
         self._latest: dict[int, Future[None]] = {}
         """Each node's latest healing, which has to have finished."""
         self._stuck: dict[Fault, Stuck] = {}
+        self._hit: dict[Fault, int] = {}
+        """The daemon that was there."""
         self._by_fault: dict[Fault, Applied] = {}
 
     def __enter__(self) -> Self:
@@ -372,6 +382,10 @@ class _Hand:
                 )
             case "stick":
                 self._stuck[fault] = Stuck(self.arena.pid(fault.node))
+            case "die" | "hang":
+                number = signal.SIGKILL if fault.kind == "die" else signal.SIGSTOP
+                self._hit[fault] = daemon = self.arena.pid(fault.node)
+                os.kill(daemon, number)
 
     def _heal(self, fault: Fault) -> None:
         with suppress(Exception):  # reported as a problem by the thread that injected it
@@ -395,6 +409,9 @@ class _Hand:
                 case "stick":
                     if stuck := self._stuck.pop(fault, None):
                         stuck.release()
+                case "die" | "hang":
+                    if self.arena.pid(fault.node) == self._hit[fault]:
+                        raise RuntimeError("no other daemon has gone on")
         finally:
             if applied := self._by_fault.get(fault):
                 applied.ended = time.monotonic()

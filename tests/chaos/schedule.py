@@ -36,6 +36,9 @@ from tests.chaos.mixture import (
 )
 
 KINDS = ("kill", "stop", "cut", "drop", "stick")
+# Of mounts with --takeover: the daemon dies, or hangs for good, and nobody starts it again, as
+# another goes on.
+TAKEOVER_KINDS = ("die", "hang", "cut", "drop")
 DIRECTIONS = ("both", "towards", "away")
 STYLES = {"single": 4, "mixed": 4, "storm": 2}
 # Most schedules are short, because a run has many of them; some let a fault last long.
@@ -77,7 +80,7 @@ class Fault:
     @property
     def silences(self) -> bool:
         """The node's own daemon cannot reply to its applications meanwhile."""
-        return self.kind in ("kill", "stop", "stick")
+        return self.kind in ("kill", "stop", "stick", "hang")
 
     def __str__(self) -> str:
         text = f"{self.at_s:.3f} {self.kind} node{self.node} for {self.lasts_s:.3f}"
@@ -143,7 +146,7 @@ def _fault(line: str) -> Fault:
 def check(schedule: Schedule) -> None:
     """ValueError if it breaks a rule of the module."""
     for each in schedule.faults:
-        if each.kind not in KINDS or each.direction not in DIRECTIONS:
+        if each.kind not in {*KINDS, *TAKEOVER_KINDS} or each.direction not in DIRECTIONS:
             raise ValueError(f"no such fault: {each}")
         if not 0 <= each.node < schedule.nodes:
             raise ValueError(f"no such node: {each}")

@@ -23,7 +23,7 @@ from tests.chaos.content import LARGE, WALK
 from tests.chaos.judge import judge, more_than_once
 from tests.chaos.mixture import Environment, Trouble, draw_environment, path_of
 from tests.chaos.report import complaints, opened_beyond_faults
-from tests.chaos.schedule import Fault, Schedule, draw
+from tests.chaos.schedule import TAKEOVER_KINDS, Fault, Schedule, draw
 from tests.cluster.test_links import namespaces, networks_can_be_made
 from tests.conftest import mounts_below
 from tests.mount.helpers import PROJECT, eventually
@@ -64,6 +64,22 @@ def test_nobody_sees_an_error_or_a_wrong_byte(arena: Arena, seed: int) -> None:
     assert len(outcome.imports) == SETUP.nodes
     walks = [each for each in outcome.reads if each.path == WALK]
     assert len({each.node for each in walks}) > SETUP.nodes / 2, "they also walk"
+
+
+@pytest.mark.parametrize(
+    "seed", [3, *(pytest.param(each, marks=pytest.mark.long) for each in range(4, 14))]
+)
+def test_nobody_notices_that_own_daemons_die_and_hang(tmp_path: Path, seed: int) -> None:
+    """Nor does the reader on that very node."""
+    setup = Setup(nodes=8, fanout=2, files=600, takeover=True)
+    schedule = draw(seed, 8, 2, kinds=TAKEOVER_KINDS, length_s=10.0)
+    with Arena(tmp_path, setup) as arena:
+        outcome = arena.carry_out(schedule)
+        verdict = judge(outcome)
+        said = [str(outcome.schedule), *complaints(outcome, verdict)]
+        assert verdict.is_good, "\n".join(said)
+        assert not verdict.excused
+    assert len(outcome.imports) == setup.nodes
 
 
 def test_errors_and_wrong_bytes_are_noticed(tmp_path: Path) -> None:
