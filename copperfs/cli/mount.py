@@ -13,6 +13,7 @@ from copperfs.cli.options import add_option_flags, resolve_settings
 from copperfs.cli.output import print_progress, waiting
 from copperfs.cli.sigterm import ended_by_sigterm
 from copperfs.config.settings import RUN_ONLY, Settings, check_tier
+from copperfs.model.errors import MountError
 
 if TYPE_CHECKING:
     import subprocess
@@ -35,6 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings = at_mountpoint(on_this_node(settings), os.path.abspath(settings.mountpoint))
     check_tier(settings)
+    if settings.takeover and settings.foreground:
+        raise MountError(
+            "a successor would not be in the foreground; leave out --takeover or --foreground"
+        )
     settings = with_tier_size(settings)
     with ended_by_sigterm(), waiting("waiting for the other nodes"):
         way, launched = launch(

@@ -730,6 +730,7 @@ class Settings:
             DEADLINE,
             "With --takeover, a daemon that shows no sign of life for this long is ended, unless "
             "a debugger has stopped it. none: never. A source that hangs is no such daemon.",
+            optional=True,
         ),
     )
     takeovers_max: int = field(

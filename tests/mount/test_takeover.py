@@ -484,6 +484,18 @@ def test_a_mount_that_was_unmounted_after_its_daemons_death_has_one_successor(
     assert mount.log.read_text().count("took over") <= 1
 
 
+def test_takeover_and_foreground_are_refused_together(tmp_path: Path, files: Path) -> None:
+    done = copperfs("mount", tmp_path, "--source", files, "--takeover", "--foreground")
+    assert done.returncode == 1
+    assert "leave out --takeover or --foreground" in done.stderr
+    assert not is_mounted(tmp_path)
+
+
+def test_a_daemon_may_hang_for_ever_where_that_is_wanted(mounted: Mounter, files: Path) -> None:
+    mount = mounted(*TAKEOVER, "--hang-after", "none")
+    assert asked(mount.mountpoint, IoctlRequest.CONFIGURATION)["hang_after_s"] is None
+
+
 # ---- for want of memory --------------------------------------------------------------------------
 
 LIMIT_BYTES = 288 << 20
