@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,17 +35,21 @@ def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
 
 
 def attend(mpi: Mpi, ranks: int, script: str) -> list[Ended]:
-    """Returns what the ranks printed, unordered."""
-    command = ["sh", "-c", f"RANK=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; {script}"]
-    done = subprocess.run(
-        mpi.command(ranks, *command),
-        env=clean_environment() | mpi.env | {"ATTEND": " ".join(ATTEND)},
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    """Returns what the ranks said, unordered. They say it to files: when a rank fails, Open MPI may
+    end without having passed on what others had printed, or that rank itself."""
+    with tempfile.TemporaryDirectory() as said:
+        rank = "RANK=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+        command = ["sh", "-c", f'{rank}; exec >"$SAID/$$"; {script}']
+        done = subprocess.run(
+            mpi.command(ranks, *command),
+            env=clean_environment() | mpi.env | {"ATTEND": " ".join(ATTEND), "SAID": said},
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+        texts = [each.read_text() for each in Path(said).iterdir()]
+    lines = [json.loads(line) for text in texts for line in text.splitlines() if line[:1] == "{"]
     return [Ended(done.returncode, [line], done.stderr) for line in lines]
 
 
