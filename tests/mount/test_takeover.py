@@ -509,8 +509,8 @@ def cgroup() -> Iterator[Path]:
         (each for each in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")) if _limits(each)),
         None,
     )
-    if top is None or os.geteuid() != 0:
-        pytest.skip("no memory cgroup can be made here")
+    if top is None or not os.access(top, os.W_OK):
+        pytest.xfail("no memory cgroup can be made here")
     group = top / f"copperfs-test-{os.getpid()}"
     group.mkdir()
     limit = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
