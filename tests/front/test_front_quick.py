@@ -26,6 +26,7 @@ from tests.front.build import (
     run,
 )
 from tests.front.seeds import write_seeds
+from tests.front.steps import NOT_ALL
 
 PROJECT = HERE.parents[1]
 QUICK_RUNS = "4000"
@@ -58,7 +59,12 @@ def test_what_failed_before_and_some_random_inputs_do_no_harm(fuzzer: str, tmp_p
 
 def test_every_request_gets_one_sound_reply_while_the_tables_change(tmp_path: Path) -> None:
     stress = build("gcc", "address,undefined", STRESS, tmp_path / "stress")
-    output = run([stress, QUICK_REQUESTS], timeout_s=TIMEOUT_S)
+    output = ""
+    for _ in range(3):  # the order of the threads may leave out a kind of work
+        output = run([stress, QUICK_REQUESTS], timeout_s=TIMEOUT_S)
+        if NOT_ALL not in output:
+            break
+    assert NOT_ALL not in output
     assert int(output.split(" requests", 1)[0]) >= int(QUICK_REQUESTS)
 
 
