@@ -92,13 +92,11 @@ static bool gather_free(struct connection_state *c)
 	return true;
 }
 
-bool connection_open(struct connection_state *c, int fd, bool inherited)
+static bool open_memory(struct connection_state *c, int fd, bool inherited)
 {
 	struct stat status;
 	void *mapped;
 
-	memset(c, 0, sizeof(*c));
-	c->fd = fd;
 	if (!inherited && ftruncate(fd, (off_t)HEADER_SIZE))
 		return false;
 	if (fstat(fd, &status))
@@ -118,21 +116,31 @@ bool connection_open(struct connection_state *c, int fd, bool inherited)
 		return true;
 	}
 	if (!is_sound(c, (size_t)status.st_size)) {
-		connection_close(c);
 		errno = EPROTO;
 		return false;
 	}
 	while (HEADER_SIZE + c->segments_count * SEGMENT_SIZE < (size_t)status.st_size)
-		if (!map_segment(c)) {
-			connection_close(c);
+		if (!map_segment(c))
 			return false;
-		}
 	if (!gather_free(c)) {
-		connection_close(c);
 		errno = EPROTO;
 		return false;
 	}
 	return true;
+}
+
+bool connection_open(struct connection_state *c, int fd, bool inherited)
+{
+	int error;
+
+	memset(c, 0, sizeof(*c));
+	c->fd = fd;
+	if (open_memory(c, fd, inherited))
+		return true;
+	error = errno;
+	connection_close(c);
+	errno = error;
+	return false;
 }
 
 void connection_close(struct connection_state *c)

@@ -76,7 +76,7 @@ struct connection_state {
 };
 
 /* Maps the memory of `fd`, which the caller keeps open. `inherited`: it was another process's.
- * False with errno set: EPROTO is another version. */
+ * False with errno set, and nothing is kept: EPROTO is another version. */
 bool connection_open(struct connection_state *c, int fd, bool inherited);
 void connection_close(struct connection_state *c);
 

@@ -56,10 +56,8 @@ int front_init(struct front *f, uint32_t inodes_max)
 
 bool front_keep_connection(struct front *f, int fd, bool inherited)
 {
-	if (!connection_open(&f->tables.connection, fd, inherited)) {
-		f->tables.connection.fd = -1;
+	if (!connection_open(&f->tables.connection, fd, inherited))
 		return false;
-	}
 	f->inherited = inherited;
 	return !inherited || tables_adopt(&f->tables);
 }

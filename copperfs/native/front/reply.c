@@ -226,8 +226,9 @@ static bool is_denied_since_before(const struct front *f, uint64_t epoch)
 	return false;
 }
 
-/* A write to /dev/fuse never waits; the deadline is for the unforeseen. */
-static void await_denials(struct front *f)
+/* Those of before this epoch, which it returns. A write to /dev/fuse never waits; the deadline is
+ * for the unforeseen. */
+static uint64_t await_denials(struct front *f)
 {
 	struct timespec until;
 	uint64_t epoch;
@@ -242,6 +243,7 @@ static void await_denials(struct front *f)
 			break;
 	f->denials_awaited--;
 	tables_unlock(&f->tables);
+	return epoch;
 }
 
 /* A successor need not tell the kernel once more. */
@@ -262,10 +264,7 @@ long front_invalidate_all(struct front *f, struct later *later)
 {
 	long told = 0;
 
-	tables_lock(&f->tables);
-	*later = (struct later){ .epoch = f->tables.epoch };
-	tables_unlock(&f->tables);
-	await_denials(f);
+	*later = (struct later){ .epoch = await_denials(f) };
 	/* From Linux 6.16 on this also invalidates answers that the kernel has not stored yet.
 	 * Older kernels refuse it. */
 	if (!f->below_overlay)

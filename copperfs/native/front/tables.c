@@ -405,8 +405,8 @@ static bool grow(struct tables *t)
 	return true;
 }
 
-static struct inode *inode_new(struct tables *t, struct inode *parent, const char *name,
-			       size_t length)
+/* It has no place yet. */
+static struct inode *inode_numbered(struct tables *t, uint64_t id, const char *name, size_t length)
 {
 	struct inode *inode;
 
@@ -415,18 +415,33 @@ static struct inode *inode_new(struct tables *t, struct inode *parent, const cha
 	inode = calloc(1, sizeof(*inode) + length);
 	if (!inode)
 		return NULL;
-	inode->id = t->next_id++;
-	inode->parent = parent;
+	inode->id = id;
 	inode->name_length = (uint16_t)length;
 	memcpy(inode->name, name, length);
-	if (parent)
-		parent->children++;
-	enter(&t->by_id[inode->id & t->mask], inode, false);
-	if (parent) {
-		enter(name_bucket(t, parent->id, name, length), inode, true);
-		inode->attached = true;
-	}
+	enter(&t->by_id[id & t->mask], inode, false);
 	t->inodes++;
+	return inode;
+}
+
+static void inode_place(struct tables *t, struct inode *inode, struct inode *parent, bool attached)
+{
+	inode->parent = parent;
+	parent->children++;
+	inode->attached = attached;
+	if (attached)
+		enter(name_bucket(t, parent->id, inode->name, inode->name_length), inode, true);
+}
+
+static struct inode *inode_new(struct tables *t, struct inode *parent, const char *name,
+			       size_t length)
+{
+	struct inode *inode = inode_numbered(t, t->next_id, name, length);
+
+	if (!inode)
+		return NULL;
+	t->next_id++;
+	if (parent)
+		inode_place(t, inode, parent, true);
 	return inode;
 }
 
@@ -684,20 +699,13 @@ static bool adopt_inode(struct inode_record *record, void *context)
 	/* a damaged one, or the root */
 	if (record->id == FUSE_ROOT_ID || inode_by_id(t, record->id))
 		return true;
-	if (t->inodes / CHAIN_MAX > t->mask && !grow(t))
-		return false;
-	inode = calloc(1, sizeof(*inode) + record->name_length);
+	inode = inode_numbered(t, record->id, record->name, record->name_length);
 	if (!inode)
 		return false;
-	inode->id = record->id;
-	inode->name_length = record->name_length;
-	memcpy(inode->name, record->name, record->name_length);
 	inode->attr = record->attr;
 	inode->nlookup = record->nlookup;
 	inode->negative = record->negative;
 	inode->record = record;
-	enter(&t->by_id[inode->id & t->mask], inode, false);
-	t->inodes++;
 	return true;
 }
 
@@ -728,15 +736,9 @@ static bool adopt_place(struct inode_record *record, void *context)
 {
 	struct tables *t = context;
 	struct inode *inode = inode_by_id(t, record->id);
-	struct inode *parent = inode_by_id(t, record->parent);
 
-	if (!inode || inode->record != record)
-		return true;
-	inode->parent = parent;
-	parent->children++;
-	inode->attached = record->attached;
-	if (inode->attached)
-		enter(name_bucket(t, parent->id, inode->name, inode->name_length), inode, true);
+	if (inode && inode->record == record)
+		inode_place(t, inode, inode_by_id(t, record->parent), record->attached);
 	return true;
 }
 
