@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -93,7 +93,7 @@ class Succession:
         if self.takeover is not None:
             self.connection_fd = self.takeover.handover.connection_fd
             front.keep_connection(self.connection_fd, True)
-            node.resume(_connection_of(front)[1])
+            node.resume(_connection_of(front).epoch)
         elif self.settings.takeover:
             # Never closed: threads of the front use it to the end.
             fd = memory_file("copperfs-connection")
@@ -126,16 +126,15 @@ class Succession:
         if self.connection_fd is None:
             self.is_settled.set()
             return
-        while (connection := _connection_of(front))[4] < 0:  # noqa: ASYNC110  # C knows it
+        while (connection := _connection_of(front)).kernel_resends < 0:  # noqa: ASYNC110  # C knows it
             await trio.sleep(NEGOTIATES_EVERY_S)
-        _, epoch, told_epoch, _, kernel_resends = connection
-        if not kernel_resends:
+        if not connection.kernel_resends:
             log.warning("no takeover: it needs Linux 6.9, and this kernel resends no requests")
             self.is_settled.set()
             return
         if self._is_ending:
             return
-        if told_epoch < epoch:  # its predecessor died amid a clear
+        if connection.told_epoch < connection.epoch:  # its predecessor died amid a clear
             engine.notifications.add_everything(lambda: engine.publications.invalidate_all()[1])
         self._describe = describe
         self._keeper = keeper = Keeper(
@@ -231,7 +230,7 @@ class Succession:
             self._keeper.end()
 
     def _tell_left_out(self, front: Front) -> None:
-        left_out = _connection_of(front)[3]
+        left_out = _connection_of(front).left_out
         if left_out and not self._left_out:
             log.error("memory was short: after a takeover, some open files would be ESTALE")
         self._left_out = left_out
@@ -241,7 +240,17 @@ def _nothing_left() -> Handover:
     raise AssertionError("a daemon that ends leaves nothing")
 
 
-def _connection_of(front: Front) -> tuple[int, int, int, int, int]:
+class _Connection(NamedTuple):
+    epoch: int
+    told_epoch: int
+    """The last one of which the kernel was told."""
+    left_out: int
+    """Names that a successor does not know."""
+    kernel_resends: int
+    """-1: it has not negotiated yet."""
+
+
+def _connection_of(front: Front) -> _Connection:
     connection = front.connection()
     assert connection is not None
-    return connection
+    return _Connection(*connection)

@@ -652,7 +652,6 @@ static PyObject *py_connection(PyObject *object, PyObject *unused)
 {
 	struct front *f = front_of(object);
 	const struct connection_header *header = f->tables.connection.header;
-	unsigned inodes;
 	uint64_t epoch, told, left_out;
 
 	(void)unused;
@@ -660,13 +659,12 @@ static PyObject *py_connection(PyObject *object, PyObject *unused)
 		Py_RETURN_NONE;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	inodes = f->tables.inodes;
 	epoch = header->epoch;
 	told = header->told_epoch;
 	left_out = header->left_out;
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
-	return Py_BuildValue("(IKKKi)", inodes, (unsigned long long)epoch,
+	return Py_BuildValue("(KKKi)", (unsigned long long)epoch,
 			     (unsigned long long)told, (unsigned long long)left_out,
 			     front_kernel_resends(f));
 }
@@ -1159,7 +1157,7 @@ static PyMethodDef front_methods[] = {
 	  "keep_connection(fd, inherited): before the start; the memory in which the connection's "
 	  "state outlives this process, and whether another process had it." },
 	{ "connection", py_connection, METH_NOARGS,
-	  "connection() -> (inodes, epoch, epoch of which the kernel was told, names left out, "
+	  "connection() -> (epoch, epoch of which the kernel was told, names left out, "
 	  "whether the kernel resends, or -1 if it has not negotiated)" },
 	{ "resend", py_resend, METH_NOARGS,
 	  "resend(): the kernel gives back what was not answered." },

@@ -109,7 +109,7 @@ enum trial {
 
 struct keeper {
 	struct process daemon, standby;
-	bool standby_ready, standbys_fail;
+	bool standbys_fail;
 	/* It has given what its successor needs. */
 	bool serves;
 	struct descriptors left;
@@ -264,7 +264,6 @@ static void start_standby(struct keeper *k)
 		return;
 	}
 	k->standby = (struct process){ .pid = pid, .pidfd = open_pid(pid), .channel = ends[0] };
-	k->standby_ready = false;
 }
 
 static bool has_ended(const struct process *process, int within_ms)
@@ -641,7 +640,6 @@ static void hear_standby(struct keeper *k)
 	if (size > 0)
 		text[size] = 0;
 	if (size > 0 && text[0] == 'R') {
-		k->standby_ready = true;
 		if (k->trial == ASKED) {
 			k->trial = AGREED;
 			send(k->daemon.channel, "G", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
