@@ -76,29 +76,23 @@ class Keeper:
 
     def leave(self) -> None:
         """Give the keeper what a successor needs now."""
-        fds = self.describe().to_fds()
-        if len(fds) <= DESCRIPTORS_MAX:
-            self.owes = not self._tell(b"H", fds)
-            return
-        os.close(fds[1])
-        log.error("too many runs on this node for a takeover; if the daemon dies, the mount ends")
-        self.end()
+        self.owes = not self._tell(b"H", self.describe()) and not self.is_ended
 
     def propose(self, command: list[str], handover: Handover) -> bool:
         """That later standbys are started by *command*, and go on with *handover*. Its answer is
         heard."""
         settings = handover.settings_changed()
         words = [*_bounds(settings), *command]
-        return self._give(b"U" + b"\0".join(map(os.fsencode, words)), handover)
+        return self._tell(b"U" + b"\0".join(map(os.fsencode, words)), handover)
 
     def say_last(self, handover: Handover) -> bool:
         """The daemon must end now."""
-        return self._give(b"L", handover)
+        return self._tell(b"L", handover)
 
     def end(self) -> None:
         """The daemon ends by itself, and needs no successor."""
         self.is_ended = True
-        self._tell(b"E", [])
+        self._tell(b"E")
 
     def _start(self) -> bool:
         now = time.monotonic()
@@ -151,32 +145,25 @@ class Keeper:
         if self._process is not None:
             await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
 
-    def _tell(self, word: bytes, fds: list[int]) -> bool:
+    def _tell(self, message: bytes, handover: Handover | None = None) -> bool:
+        fds = [] if handover is None else handover.to_fds()
         try:
-            if self.channel is not None:
-                socket.send_fds(self.channel, [word], fds)
+            if len(fds) > DESCRIPTORS_MAX:
+                log.error("too many runs here for a takeover; if the daemon dies, the mount ends")
+                self.end()
+                return False
+            if self.channel is None:
+                return False
+            socket.send_fds(self.channel, [message], fds)
         except OSError as error:
-            if error.errno in (errno.EPIPE, errno.ECONNRESET):
-                return True  # of a keeper that has died, the end is seen soon
-            if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS):
+            # A socket is full for a moment; of a keeper that has died, the end is seen soon.
+            passing = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
+            if error.errno not in (*passing, errno.EPIPE, errno.ECONNRESET):
                 log.exception("a bug: the keeper cannot be told")
             return False
         finally:
             for words_fd in fds[1:2]:
                 os.close(words_fd)
-        return True
-
-    def _give(self, message: bytes, handover: Handover) -> bool:
-        fds = handover.to_fds()
-        try:
-            if self.channel is None or len(fds) > DESCRIPTORS_MAX:
-                return False
-            socket.send_fds(self.channel, [message], fds)
-        except OSError as error:
-            log.warning("the keeper cannot be told: %s", error)
-            return False
-        finally:
-            os.close(fds[1])
         return True
 
 
