@@ -63,19 +63,14 @@ class Attachment(Protocol):
         """After a failure."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MountedHere:
     settings: Settings
+    device: str = ""
 
     @property
     def mountpoint(self) -> str:
         return self.settings.mountpoint
-
-    @property
-    def device(self) -> str:
-        mounted = mount_at(self.mountpoint)
-        assert mounted is not None, "mounted a moment ago"
-        return mounted.device
 
     def check(self) -> None:
         where = self.mountpoint
@@ -86,7 +81,13 @@ class MountedHere:
         options = mount_options(self.settings.source, allow_other=self.settings.allow_other)
         if clean_up_stale(self.mountpoint):
             log.info("cleaned up what a killed daemon had left at %s", self.mountpoint)
-        return open_channel(self.mountpoint, options)
+        fd = open_channel(self.mountpoint, options)
+        mounted = mount_at(self.mountpoint)
+        if mounted is None:
+            os.close(fd)
+            raise MountError(f"{self.mountpoint} was unmounted while it was mounted; try again")
+        self.device = mounted.device  # remembered, since its mount may end at any time
+        return fd
 
     def unmount(self) -> bool:
         try:
@@ -105,16 +106,11 @@ class MountedHere:
                 unmount(self.mountpoint, lazy=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TakenOver(MountedHere):
     """Mounted by a daemon that has died. Its mount point is not touched: nothing answers there."""
 
-    fuse_fd: int
-    taken_device: str
-
-    @property
-    def device(self) -> str:
-        return self.taken_device
+    fuse_fd: int = -1
 
     def check(self) -> None:
         pass

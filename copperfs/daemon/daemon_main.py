@@ -161,7 +161,7 @@ class Daemon:
         else:  # the source may hang or fail now, and caches and peers serve on
             before = takeover.handover
             if inside is None:
-                self.attachment = TakenOver(self.settings, before.fuse_fd, before.device)
+                self.attachment = TakenOver(self.settings, before.device, before.fuse_fd)
             self.source_root = before.source_root
             self._source_device = before.source_device
         self._cleanup = ExitStack()
