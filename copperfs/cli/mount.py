@@ -9,7 +9,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from copperfs.cli.options import add_option_flags, resolve_settings
+from copperfs.cli.options import add_option_flags, given_flags, resolve_settings
 from copperfs.cli.output import print_progress, waiting
 from copperfs.cli.sigterm import ended_by_sigterm
 from copperfs.config.settings import RUN_ONLY, Settings, check_tier
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings = at_mountpoint(on_this_node(settings), os.path.abspath(settings.mountpoint))
     check_tier(settings)
-    if settings.takeover and settings.foreground:
+    if settings.foreground and given_flags(arguments).get("takeover"):
         raise MountError(
             "a successor would not be in the foreground; leave out --takeover or --foreground"
         )

@@ -24,7 +24,7 @@ from copperfs.model.errors import ControlError, CopperError
 Found = TypeVar("Found")
 
 NAME = "upgrade"
-HELP = "let this version of copperfs, or other settings, take over live mounts (--takeover)"
+HELP = "let this version of copperfs, or other settings, take over live mounts"
 
 # Its standby may take 60 s, and a successor that fails is replaced.
 DONE_WITHIN_S = 180.0

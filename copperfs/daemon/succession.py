@@ -94,7 +94,7 @@ class Succession:
             self.connection_fd = self.takeover.handover.connection_fd
             front.keep_connection(self.connection_fd, True)
             node.resume(_connection_of(front).epoch)
-        elif self.settings.takeover:
+        elif self.settings.takeover and not self.settings.foreground:
             # Never closed: threads of the front use it to the end.
             fd = memory_file("copperfs-connection")
             try:

@@ -68,15 +68,15 @@ class Upgrades:
                 "only the user who has mounted it may upgrade it, and not from within a container "
                 "or an in-place run"
             )
-        if not self.settings.takeover:
-            return (
-                "it was mounted without --takeover, so nothing else can take it over; unmount it, "
-                "and mount it again with --takeover"
-            )
         if self.settings.foreground:
             return (
                 "it runs with --foreground, and the end of its daemon would be taken for the end "
                 "of the mount; start it again instead"
+            )
+        if not self.settings.takeover:
+            return (
+                "it was mounted with --no-takeover, so nothing else can take it over; unmount it, "
+                "and mount it again"
             )
         return self._why_not_changed(wanted.changes)
 

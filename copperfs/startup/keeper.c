@@ -67,6 +67,8 @@ enum {
 #define BEGINS_WITHIN_NS (60 * 1000000000ull)
 /* A standby of another installation may be imported from a slow filesystem. */
 #define UPGRADES_WITHIN_NS (60 * 1000000000ull)
+/* A job's start is a storm by itself, and many mounts end sooner. */
+#define STANDBY_AFTER_NS (2 * 1000000000ull)
 /* More deaths than the most in this time are no accident. */
 #define WITHIN_NS (60 * 1000000000ull)
 
@@ -110,6 +112,8 @@ enum trial {
 struct keeper {
 	struct process daemon, standby;
 	bool standbys_fail;
+	/* Before this time a standby is started only when the daemon has died. */
+	uint64_t standby_from_ns;
 	/* It has given what its successor needs. */
 	bool serves;
 	struct descriptors left;
@@ -687,7 +691,7 @@ static void keep(struct keeper *k)
 		if (k->trial && k->trial != ENDING && now() - k->trial_since_ns > UPGRADES_WITHIN_NS)
 			refuse(k, "the daemon that was started for it was not ready within 60 s");
 		/* Not while a successor begins: it is in more of a hurry. */
-		if (!k->standby.pid && k->serves && !k->trial)
+		if (!k->standby.pid && k->serves && !k->trial && now() >= k->standby_from_ns)
 			start_standby(k);
 	}
 }
@@ -713,10 +717,10 @@ int keeper_main(int argc, char **argv)
 				       .words = argc - 5 }))
 		return 2;
 	k.looked_ns = k.last_sign_ns = now();
+	k.standby_from_ns = now() + STANDBY_AFTER_NS;
 	/* It has died meanwhile, and nobody else knows the mount. */
 	if (k.daemon.pidfd < 0 || k.daemon.pid != atoi(argv[2]) || getppid() != k.daemon.pid)
 		return 1;
-	start_standby(&k);
 	keep(&k);
 	end_standby(&k);
 	return 0;

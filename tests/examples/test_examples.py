@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 from tests.bootstrap.helpers import clean_environment
 from tests.bootstrap.slurm import Slurm, lacking
 from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
+from tests.mount.keepers import kill_with_keeper
 from tests.standin import StandIn
 from tests.unit.test_layers import ROOT
 
@@ -298,7 +298,7 @@ def test_an_epilog_removes_what_a_killed_job_has_left(site: Site) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         daemon = json.loads(copperfs("stats", "--json", mountpoint).stdout)["pid"]
-        os.kill(daemon, signal.SIGKILL)
+        kill_with_keeper(daemon)
         process.kill()
     eventually(lambda: not is_running(daemon), "the daemon is gone")
     assert is_mounted(mountpoint)

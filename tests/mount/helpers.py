@@ -12,7 +12,6 @@ import errno
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from typing import Any, Self
 
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
+from tests.mount.keepers import kill_with_keeper
 from tests.patience import PATIENCE
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -273,8 +273,7 @@ class Mount:
         return int(self.stats()["handlers"]["requests"])
 
     def kill(self) -> None:
-        """As by the kernel's out-of-memory killer."""
-        os.kill(self.pid, signal.SIGKILL)
+        kill_with_keeper(self.pid)
         eventually(lambda: not is_running(self.pid), "the killed daemon is gone")
 
     def remove(self) -> None:
@@ -294,7 +293,7 @@ class Mount:
         copied = namespaces_with(self._device)
         stands = "" if copied else where_it_stands(self.pid)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            kill_with_keeper(self.pid)
         told = f"the daemon outlived its mount by {ENDS_WITHIN_S} s:\n{stands}"
         assert copied or not stands, told
 

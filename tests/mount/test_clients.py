@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from tests.bootstrap.slurm import free_ports
 from tests.mount.helpers import Mount, eventually, is_running, run
 from tests.mount.jobs import Job, JobNode
+from tests.mount.keepers import kill_with_keeper
 from tests.standin import StandIn
 
 pytestmark = [
@@ -145,7 +145,7 @@ def test_after_the_death_of_the_root_the_others_read_what_has_not_changed(
                 name: stack.enter_context((survivor / "fs" / name).open("rb")) for name in contents
             }
             root = job[0].pid
-            os.kill(root, signal.SIGKILL)
+            kill_with_keeper(root)
             eventually(lambda: not is_running(root), "the daemon has ended")
             for name, content in contents.items():
                 assert files[name].read() == content, name
@@ -273,7 +273,7 @@ def test_after_the_death_of_the_root_clients_with_their_own_inode_numbers_read_o
                 name: stack.enter_context((job[1] / "fs" / name).open("rb")) for name in contents
             }
             root = job[0].pid
-            os.kill(root, signal.SIGKILL)
+            kill_with_keeper(root)
             eventually(lambda: not is_running(root), "the daemon has ended")
             for name, content in contents.items():
                 assert files[name].read() == content, name

@@ -43,6 +43,7 @@ from tests.mount.helpers import (
     start_python,
     where_it_stands,
 )
+from tests.mount.keepers import kill_with_keeper
 from tests.patience import PATIENCE
 from tests.standin import StandIn
 
@@ -414,7 +415,7 @@ def test_a_reader_that_waits_for_the_source_is_told_when_the_daemon_is_killed(
         )
         reader.start()
         standin.wait_for_hanging(1)
-        os.kill(mount.pid, signal.SIGKILL)
+        kill_with_keeper(mount.pid)
         # a thread hangs in the source, so that the process cannot end yet; its descriptors close
         # with it
         standin.heal()
@@ -467,7 +468,7 @@ def test_who_waits_when_the_daemon_is_killed_is_told_what_is_promised(
         standin.hang(hangs)
         waits = start_python(WAITING, how, path)
         standin.wait_for_hanging(1)
-        os.kill(mount.pid, signal.SIGKILL)
+        kill_with_keeper(mount.pid)
         standin.heal()
         said, _ = waits.communicate(timeout=20 * PATIENCE)
         assert said.split()[0] == "begins"

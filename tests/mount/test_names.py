@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +15,7 @@ from copperfs.launch.curve_keys import write_key_file
 from tests.bootstrap.slurm import free_ports
 from tests.mount.helpers import COMMAND_TIMEOUT_S, copperfs, eventually
 from tests.mount.jobs import JobNode
+from tests.mount.keepers import kill_with_keeper
 
 pytestmark = pytest.mark.mount
 
@@ -95,7 +94,7 @@ def test_a_resolver_that_hangs_stops_nobody_and_a_node_that_moved_is_found(
     assert (gamma / "0").read_text() == "content of 0"
 
     town.hold("alpha")
-    os.kill(alpha.pid, signal.SIGKILL)
+    kill_with_keeper(alpha.pid)
     eventually(partial(town.was_asked, "alpha"), "beta looks for alpha")
     taken = gamma.stats()["transport"]["received"]
     assert beta.stats()["transport"]["connections"] >= 1

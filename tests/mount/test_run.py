@@ -29,6 +29,7 @@ from tests.mount.helpers import (
     is_running,
     run,
 )
+from tests.mount.keepers import kill_with_keeper
 
 RUNNERS = 12
 
@@ -241,7 +242,7 @@ def test_one_of_several_is_killed_and_the_others_go_on(
 def test_a_killed_daemon_is_cleaned_up_after(start: Start, mountpoint: Path) -> None:
     process = start("--", "sh", "-c", "echo up; exec sleep 60")
     assert says(process) == "up"
-    os.kill(daemon_at(mountpoint), signal.SIGKILL)
+    kill_with_keeper(daemon_at(mountpoint))
     process.send_signal(signal.SIGTERM)
     code, _, errors = ended(process)
     assert code == 128 + signal.SIGTERM
@@ -254,7 +255,7 @@ def test_an_epilog_cleans_up_when_all_are_killed_at_once(
 ) -> None:
     process = start("--", "sh", "-c", "echo up; exec sleep 60")
     assert says(process) == "up"
-    os.kill(daemon_at(mountpoint), signal.SIGKILL)
+    kill_with_keeper(daemon_at(mountpoint))
     process.kill()
     process.wait(COMMAND_TIMEOUT_S)
     assert is_mounted(mountpoint), "nobody was left to do it"
@@ -530,7 +531,7 @@ def test_a_further_run_whose_daemon_was_killed_says_so(
     further: subprocess.Popen[str], mountpoint: Path
 ) -> None:
     says(further)
-    os.kill(daemon_at(mountpoint), signal.SIGKILL)
+    kill_with_keeper(daemon_at(mountpoint))
     further.send_signal(signal.SIGTERM)
     code, _, errors = ended(further)
     assert code == 3
@@ -542,7 +543,7 @@ def test_a_further_run_whose_daemon_was_killed_leaves_the_mount_of_another(
     further: subprocess.Popen[str], start: Start, mountpoint: Path
 ) -> None:
     says(further)
-    os.kill(daemon_at(mountpoint), signal.SIGKILL)
+    kill_with_keeper(daemon_at(mountpoint))
     another = start("--memory", "60MiB", "--", "sh", "-c", "echo up; exec sleep 60")
     assert says(another) == "up"
     further.send_signal(signal.SIGTERM)

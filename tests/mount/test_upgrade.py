@@ -33,16 +33,14 @@ from tests.mount.helpers import (
     python,
     run,
 )
+from tests.mount.keepers import is_ready, keeper_of, standby_of
 from tests.mount.test_takeover import (
     TAKEOVER,
     Reader,
     content_of,
     daemon_of,
     files,
-    is_ready,
-    keeper_of,
     kill,
-    standby_of,
     successor,
     taken,
 )
@@ -258,7 +256,7 @@ def test_settings_that_cannot_be_had_are_refused(
 
 
 def test_a_mount_without_takeover_says_so(mounted: Mounter) -> None:
-    assert "mounted without --takeover" in refusal(mounted())
+    assert "mounted with --no-takeover" in refusal(mounted("--no-takeover"))
 
 
 def test_no_other_user_may_upgrade(mounted: Mounter, tmp_path: Path) -> None:
@@ -297,10 +295,10 @@ def test_all_mounts_of_the_node(tmp_path: Path, source: Path) -> None:
     awk '/ - fuse.copperfs /{{print $5}}' /proc/self/mountinfo | xargs -r umount -l
     for each in 1 2; do
         mkdir {tmp_path}/m$each
-        {program} mount {tmp_path}/m$each --source {source} --takeover
+        {program} mount {tmp_path}/m$each --source {source}
     done
     mkdir {tmp_path}/m3
-    {program} mount {tmp_path}/m3 --source {source}
+    {program} mount {tmp_path}/m3 --source {source} --no-takeover
     {program} upgrade --all --json --memory 100MiB || echo "exit $?"
     cat {tmp_path}/m1/file {tmp_path}/m2/file
     for each in 1 2 3; do {program} umount {tmp_path}/m$each; done
@@ -312,7 +310,7 @@ def test_all_mounts_of_the_node(tmp_path: Path, source: Path) -> None:
     assert [each["mountpoint"] for each in told["upgraded"]] == [f"{tmp_path}/m1", f"{tmp_path}/m2"]
     [failed] = told["failed"]
     assert failed["mountpoint"] == f"{tmp_path}/m3"
-    assert "--takeover" in failed["error"]
+    assert "--no-takeover" in failed["error"]
     assert rest == "exit 1\ncontentcontent"
 
 

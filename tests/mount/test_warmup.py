@@ -19,6 +19,7 @@ import pytest
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import COPPERFS, NOBODY, Mount, copperfs, eventually, python
 from tests.mount.jobs import Job
+from tests.mount.keepers import kill_with_keeper
 from tests.standin import StandIn
 
 NODES = 4
@@ -429,7 +430,7 @@ def test_a_node_that_is_killed_during_a_push_keeps_nobody_waiting(
         try:
             eventually(lambda: alive[0].stats()["node"]["pushed"] > 20
                        or source_counts_of(alive)["open"] > 20, "it pushes")  # fmt: skip
-            os.kill(nodes[lost].pid, signal.SIGKILL)
+            kill_with_keeper(nodes[lost].pid)
             pfs.set_latency(per_read_s=0.0)
             said, complained = running.communicate(timeout=30)
         finally:

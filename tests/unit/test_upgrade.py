@@ -59,7 +59,7 @@ def test_a_process_that_is_not_seen_here_is_refused(pid: int) -> None:
 
 def test_a_mount_whose_daemon_is_waited_for_is_refused() -> None:
     assert "--foreground" in begun(settings=replace(SETTINGS, foreground=True))
-    assert "without --takeover" in begun(settings=replace(SETTINGS, takeover=False))
+    assert "with --no-takeover" in begun(settings=replace(SETTINGS, takeover=False))
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
         bootstrap="auto",
         **dict.fromkeys(OWN - {"bootstrap", "foreground"}),  # type: ignore[arg-type]
         foreground=False,
+        # Who kills a daemon here wants a node to be lost.
+        takeover=settings.takeover and "takeover" not in by_default,
     )
     if differing.clients_at == "":
         differing = replace(differing, clients_at=settings.source)
