@@ -14,7 +14,7 @@ setup = tests/setup.sh
 bin = $(VENV)/bin
 # Files as a whole, in the order of tests/conftest.py, which also says how many workers and when none.
 workers = -n auto --dist loadfile --no-loadscope-reorder
-c_flags = -std=gnu11 -O2 -Wall -Wextra -Werror -fsyntax-only
+c_flags = -std=gnu11 -O2 -Wall -Wextra -Werror -fsyntax-only -DCOPPERFS_ISAL
 
 .PHONY: help demo docs test test-long test-kernels test-pythons check chaos sanitize sim sim-night bench clean setup
 

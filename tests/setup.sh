@@ -38,6 +38,7 @@ need() {
 }
 
 has() { command -v "$1"; }
+has_isal() { echo '#include <isa-l/erasure_code.h>' | gcc -E -; }
 has_c_library() { echo '#include <stdio.h>' | gcc -E -; }
 has_fuzzer() {
     echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
@@ -61,6 +62,7 @@ list_missing() {
     need libfuse3-dev pkg-config --exists fuse3
     need gcc has gcc
     need libc6-dev has_c_library
+    need libisal-dev has_isal
     need python3-venv "$python" -c 'import ensurepip, venv'
     need python3-dev has_python_headers
     case $purpose in test | test-long | sanitize | bench)

@@ -1,4 +1,4 @@
-"""The C extension: blobs, the front, the source's threads, loading chunks from a disk.
+"""The C extension: blobs, the front, the source's threads, chunks of a disk, erasure coding.
 
 Mounting needs it. Commands that mount nothing do not import this package.
 """
@@ -11,11 +11,15 @@ try:
     from copperfs.native._native import (
         CONNECTION_MAGIC,
         CONNECTION_VERSION,
+        ERASURE_DATA_MAX,
+        ERASURE_PARITY_MAX,
         RETRY,
         Blob,
         Front,
         SourcePool,
+        erasure_missing,
         load,
+        rebuild_chunks,
     )
 except ImportError as error:
     raise NotBuiltError(
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CONNECTION_MAGIC",
     "CONNECTION_VERSION",
+    "ERASURE_DATA_MAX",
+    "ERASURE_PARITY_MAX",
     "RETRY",
     "Blob",
     "Front",
@@ -36,5 +42,7 @@ __all__ = [
     "Latencies",
     "Result",
     "SourcePool",
+    "erasure_missing",
     "load",
+    "rebuild_chunks",
 ]

@@ -1,4 +1,4 @@
-"""The C extension: blobs, the front, the source's threads, loading from a disk."""
+"""The C extension: blobs, the front, the source's threads, loading from a disk, erasure coding."""
 
 from collections.abc import Iterable
 from typing import TypedDict
@@ -10,6 +10,8 @@ RETRY: int
 CONNECTION_MAGIC: int
 CONNECTION_VERSION: int
 """How the memory of a connection begins that this front can go on with."""
+ERASURE_DATA_MAX: int
+ERASURE_PARITY_MAX: int
 
 class Blob:
     def __init__(self, capacity: int, /) -> None: ...
@@ -188,3 +190,7 @@ class SourcePool:
 def load(
     path: str, directory: int, size: int, head_bytes: int, rest: memoryview, /
 ) -> bytes | None: ...
+def erasure_missing() -> str | None: ...
+def rebuild_chunks(
+    data: int, parity: int, known: dict[int, memoryview], lost: dict[int, memoryview], /
+) -> None: ...

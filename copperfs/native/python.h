@@ -18,6 +18,7 @@ PyObject *blob_to_python(struct blob *blob);
 
 /* False with an exception set. */
 bool add_blob(PyObject *module);
+bool add_erasure(PyObject *module);
 bool add_front(PyObject *module);
 bool add_load(PyObject *module);
 bool add_source(PyObject *module);

@@ -20,6 +20,7 @@ from setuptools.command.build_ext import build_ext  # type: ignore[import-untype
 # isort: split
 from distutils.ccompiler import new_compiler
 from distutils.command.build_scripts import build_scripts
+from distutils.errors import CompileError
 from distutils.sysconfig import customize_compiler
 
 PROGRAM = "copperfs"
@@ -35,6 +36,12 @@ from copperfs.cli.main import main
 sys.exit(main())
 """
 BUILT_WITHIN_S = 120.0
+NATIVE = "copperfs.native._native"
+ISAL_HEADER = "isa-l/erasure_code.h"
+WITHOUT_ISAL = (
+    "ISA-L is missing, so this copperfs will refuse rs: (erasure coding); if you want it, install "
+    "the headers of ISA-L (Debian: libisal-dev) and then copperfs again"
+)
 # python3.11: the interpreter, and the directory of its modules.
 PYTHON = os.path.basename(sysconfig.get_path("stdlib"))
 
@@ -43,6 +50,7 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
     """And the bundles, which need them."""
 
     def run(self) -> None:
+        self._look_for_isal()
         super().run()
         if self.inplace or getattr(self, "editable_mode", False):
             return
@@ -68,6 +76,23 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
                 f"a bundle is missing, so starts of copperfs may read hundreds of files: {reason}",
                 stacklevel=2,
             )
+
+    def _look_for_isal(self) -> None:
+        """Erasure coding is built where its headers are; the library is loaded when it is used."""
+        compiler = new_compiler()
+        customize_compiler(compiler)
+        with TemporaryDirectory() as made:
+            source = os.path.join(made, "isal.c")
+            with open(source, "w", encoding="ascii") as file:
+                file.write(f"#include <{ISAL_HEADER}>\n")
+            try:
+                compiler.compile([source], output_dir=made, include_dirs=self.include_dirs)
+            except CompileError:
+                warnings.warn(WITHOUT_ISAL, stacklevel=2)
+                return
+        for extension in self.extensions:
+            if extension.name == NATIVE:
+                extension.define_macros.append(("COPPERFS_ISAL", None))
 
 
 class BuildProgram(build_scripts):

@@ -1,4 +1,5 @@
-"""Builds the front, and the source's pool, without Python, with this directory's harnesses."""
+"""Builds the front, the source's pool and the erasure code without Python, with this directory's
+harnesses."""
 
 import os
 import subprocess
@@ -55,6 +56,8 @@ STRESS_SOURCE: list[str | Path] = [
     *SOURCE_POOL,
     HERE / "stress_source.c",
 ]
+ERASURE: list[str | Path] = ["-DCOPPERFS_ISAL", NATIVE / "erasure.c"]
+STRESS_ERASURE: list[str | Path] = [*ERASURE, HERE / "stress_erasure.c"]
 
 
 def build(compiler: str, sanitizers: str, parts: list[str | Path], program: Path) -> Path:
@@ -64,7 +67,7 @@ def build(compiler: str, sanitizers: str, parts: list[str | Path], program: Path
     if "thread" not in sanitizers:
         command.append("-fno-sanitize-recover=all")
     done = subprocess.run(
-        [*command, *parts, "-o", program], capture_output=True, text=True, check=False
+        [*command, *parts, "-ldl", "-o", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return program

@@ -16,6 +16,7 @@ from tests.front.build import (
     FUZZERS,
     HERE,
     STRESS,
+    STRESS_ERASURE,
     STRESS_SOURCE,
     build,
     failed_before,
@@ -26,7 +27,7 @@ from tests.front.seeds import write_seeds
 PROJECT = HERE.parents[1]
 MEMORY, THREADS = "address,undefined", "thread"
 FUZZING = f"fuzzer,{MEMORY}"
-STRESS_REQUESTS, SOURCE_ROUNDS = 20_000, 40
+STRESS_REQUESTS, SOURCE_ROUNDS, ERASURE_ROUNDS = 20_000, 40, 500
 """Some seconds of work, repeated as long as there is time."""
 NOT_ALL = "not all kinds came"
 """Of a run in which the order of the threads left out a kind of work (stress.c)."""
@@ -89,6 +90,15 @@ def _stress_source(program: Path, directory: Path, seconds: float) -> str:
     return _again(seconds, once)
 
 
+def _stress_erasure(program: Path, _: Path, seconds: float) -> str:
+    def once() -> str:
+        output = run([program, str(ERASURE_ROUNDS)], timeout_s=AT_ONCE_S)
+        assert output == f"{ERASURE_ROUNDS} rounds\n", output
+        return output
+
+    return _again(seconds, once)
+
+
 def _fuzz(fuzzer: str) -> Play:
     def play(program: Path, directory: Path, seconds: float) -> str:
         found, seeds = directory / "found", directory / "seeds"
@@ -111,7 +121,9 @@ def _fuzz(fuzzer: str) -> Play:
 STEPS: list[Step] = [
     Step("front-threads", THREADS, STRESS, _stress),
     Step("source-threads", THREADS, STRESS_SOURCE, _stress_source),
+    Step("erasure-threads", THREADS, STRESS_ERASURE, _stress_erasure),
     Step("front-memory", MEMORY, STRESS, _stress),
     Step("source-memory", MEMORY, STRESS_SOURCE, _stress_source),
+    Step("erasure-memory", MEMORY, STRESS_ERASURE, _stress_erasure),
     *(Step(f"fuzz-{name}", FUZZING, parts, _fuzz(name)) for name, parts in sorted(FUZZERS.items())),
 ]

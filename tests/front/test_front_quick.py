@@ -20,6 +20,7 @@ from tests.front.build import (
     LEFT_OUT,
     MANY_ENDINGS,
     STRESS,
+    STRESS_ERASURE,
     STRESS_SOURCE,
     build,
     failed_before,
@@ -66,6 +67,14 @@ def test_every_request_gets_one_sound_reply_while_the_tables_change(tmp_path: Pa
             break
     assert NOT_ALL not in output
     assert int(output.split(" requests", 1)[0]) >= int(QUICK_REQUESTS)
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_ranges_are_rebuilt_in_all_threads_and_nothing_beside_a_buffer_is_touched(
+    tmp_path: Path, sanitizers: str
+) -> None:
+    program = build("gcc", sanitizers, STRESS_ERASURE, tmp_path / "stress_erasure")
+    assert run([program, "100"], timeout_s=TIMEOUT_S) == "100 rounds\n"
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])

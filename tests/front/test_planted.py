@@ -53,12 +53,24 @@ DEFECTS = {
         "\t\twatch_skip(pool, job);\n",
         "ThreadSanitizer: data race",
     ),
+    "erasure-threads": Defect(
+        "copperfs/native/erasure.c",
+        "\tunsigned char rows[PARITY_MAX * DATA_MAX];\n",
+        "\tstatic unsigned char rows[PARITY_MAX * DATA_MAX];\n",
+        "ThreadSanitizer: data race",
+    ),
     "front-memory": FREED_REQUEST,
     "source-memory": Defect(
         "copperfs/native/source/pool.c",
         "\t\tstruct job *next = job->next;\n\n\t\tjob_free(job);\n\t\tjob = next;\n",
         "\t\tjob_free(job);\n\t\tjob = job->next;\n",
         "heap-use-after-free",
+    ),
+    "erasure-memory": Defect(
+        "copperfs/native/erasure.c",
+        "\t\tif (shards[i].length < *end)\n\t\t\t*end = shards[i].length;\n",
+        "\t\tif (!*end)\n\t\t\t*end = shards[i].length;\n",
+        "SEGV on unknown address|stress_erasure.c:[0-9]+: not so",
     ),
     "fuzz-requests": FREED_REQUEST,
     "fuzz-replies": Defect(

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 # cluster that starts daemons as a user would. Its commands, and the generators of the manual, are
 # above the commands of the product.
 LAYERS = {
-    **dict.fromkeys(("model", "config", "native", "startup"), 0),
+    **dict.fromkeys(("model", "config", "native", "erasure", "startup"), 0),
     **dict.fromkeys(("node",), 1),
     **dict.fromkeys(("wire", "driver"), 2),
     **dict.fromkeys(("fuse", "transport", "chunkstore", "source", "launch", "inplace"), 3),

@@ -1,0 +1,100 @@
+"""Reed-Solomon code: computes M parity chunks of K data chunks, and any lost chunk from K others.
+
+A *group* has data chunks at positions 0 to K-1 and parity chunks at K to K+M-1. Chunks stay whole
+(CoREC codes across objects as well), so a healthy read is one request to one node. Any K positions
+give all others (``native/erasure.h`` says by which matrix).
+
+Data chunks may differ in size. A shorter one counts as if zeroes followed; nobody stores, sends or
+copies these. The parity chunks are as long as the longest data chunk. A group that was closed with
+fewer than K members has chunks of size 0 in their places, and these are always known.
+
+The code works on each byte by itself. A range of a lost chunk is therefore decoded from the same
+range of K others. A chunk that ends before the range gives no bytes, and need not be asked for any
+(``range_bytes``).
+
+ISA-L computes, in threads that gave up the GIL if there is much to do. All functions may be called
+from several threads at once, as long as no two calls write to one buffer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from copperfs.native import (
+    ERASURE_DATA_MAX,
+    ERASURE_PARITY_MAX,
+    erasure_missing,
+    rebuild_chunks,
+)
+
+DATA_MAX = ERASURE_DATA_MAX
+PARITY_MAX = ERASURE_PARITY_MAX
+
+
+def available() -> bool:
+    return why_unavailable() is None
+
+
+def why_unavailable() -> str | None:
+    """A sentence that says what is missing here, and what to install."""
+    return erasure_missing()
+
+
+@dataclass(frozen=True, slots=True)
+class ReedSolomon:
+    data: int
+    """K: a group survives the loss of any chunks while K are left."""
+    parity: int
+    """M"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.data <= DATA_MAX:
+            raise ValueError(f"a group has 1 to {DATA_MAX} data chunks, not {self.data}")
+        if not 1 <= self.parity <= PARITY_MAX:
+            raise ValueError(f"a group has 1 to {PARITY_MAX} parity chunks, not {self.parity}")
+
+    def encode(self, chunks: Sequence[memoryview], parities: Sequence[memoryview]) -> None:
+        """Fill *parities*, each as long as the longest of *chunks*."""
+        if len(parities) != self.parity:
+            raise ValueError(f"there are {self.parity} parity chunks, not {len(parities)}")
+        known = dict(enumerate(chunks))
+        wanted = dict(enumerate(parities, self.data))
+        self.decode([chunk.nbytes for chunk in chunks], known, wanted)
+
+    def decode(
+        self,
+        sizes: Sequence[int],
+        known: Mapping[int, memoryview],
+        lost: Mapping[int, memoryview],
+        begin: int = 0,
+        end: int | None = None,
+    ) -> None:
+        """Fill the buffers of *lost* chunks from exactly K *known* ones, both by position.
+
+        *sizes* are those of the data chunks. Each buffer has the bytes of its chunk from *begin* to
+        *end*, or to the end of the chunk: a range that a peer cut short would give wrong bytes.
+        """
+        for position, buffer in (*known.items(), *lost.items()):
+            wanted = self.range_bytes(sizes, position, begin, end)
+            if buffer.nbytes != wanted:
+                raise ValueError(
+                    f"chunk {position} has {wanted} bytes in this range, its buffer {buffer.nbytes}"
+                )
+        rebuild_chunks(self.data, self.parity, dict(known), dict(lost))
+
+    def range_bytes(
+        self, sizes: Sequence[int], position: int, begin: int = 0, end: int | None = None
+    ) -> int:
+        """How many bytes from *begin* to *end* the chunk at *position* has."""
+        if len(sizes) != self.data or min(sizes) < 0:
+            raise ValueError(f"a group has the sizes of {self.data} data chunks, not {sizes}")
+        longest = max(sizes)
+        if not 0 <= position < self.data + self.parity:
+            raise ValueError(
+                f"there is no position {position} among {self.data + self.parity} chunks"
+            )
+        if end is None:
+            end = longest
+        if not 0 <= begin <= end <= longest:
+            raise ValueError(f"there is no range from {begin} to {end} in {longest} bytes")
+        size = sizes[position] if position < self.data else longest
+        return max(0, min(size, end) - begin)
