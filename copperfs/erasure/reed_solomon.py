@@ -9,8 +9,8 @@ copies these. The parity chunks are as long as the longest data chunk. A group t
 fewer than K members has chunks of size 0 in their places, and these are always known.
 
 The code works on each byte by itself. A range of a lost chunk is therefore decoded from the same
-range of K others. A chunk that ends before the range gives no bytes, and need not be asked for any
-(``range_bytes``).
+range of K others. A chunk that ends before the range gives no bytes: its buffer is empty, and no
+node need be asked.
 
 ISA-L computes, in threads that gave up the GIL if there is much to do. All functions may be called
 from several threads at once, as long as no two calls write to one buffer.
@@ -73,28 +73,25 @@ class ReedSolomon:
         *sizes* are those of the data chunks. Each buffer has the bytes of its chunk from *begin* to
         *end*, or to the end of the chunk: a range that a peer cut short would give wrong bytes.
         """
-        for position, buffer in (*known.items(), *lost.items()):
-            wanted = self.range_bytes(sizes, position, begin, end)
-            if buffer.nbytes != wanted:
-                raise ValueError(
-                    f"chunk {position} has {wanted} bytes in this range, its buffer {buffer.nbytes}"
-                )
+        wanted = self._range_bytes(sizes, begin, end)
+        for chunks in known, lost:
+            for position, buffer in chunks.items():
+                # A position that does not exist is refused below.
+                if 0 <= position < len(wanted) and buffer.nbytes != wanted[position]:
+                    raise ValueError(
+                        f"chunk {position} has {wanted[position]} bytes in this range, "
+                        f"its buffer {buffer.nbytes}"
+                    )
         rebuild_chunks(self.data, self.parity, dict(known), dict(lost))
 
-    def range_bytes(
-        self, sizes: Sequence[int], position: int, begin: int = 0, end: int | None = None
-    ) -> int:
-        """How many bytes from *begin* to *end* the chunk at *position* has."""
+    def _range_bytes(self, sizes: Sequence[int], begin: int, end: int | None) -> list[int]:
+        """How many bytes of this range each chunk has."""
         if len(sizes) != self.data or min(sizes) < 0:
             raise ValueError(f"a group has the sizes of {self.data} data chunks, not {sizes}")
         longest = max(sizes)
-        if not 0 <= position < self.data + self.parity:
-            raise ValueError(
-                f"there is no position {position} among {self.data + self.parity} chunks"
-            )
-        if end is None:
-            end = longest
+        end = longest if end is None else end
         if not 0 <= begin <= end <= longest:
             raise ValueError(f"there is no range from {begin} to {end} in {longest} bytes")
-        size = sizes[position] if position < self.data else longest
-        return max(0, min(size, end) - begin)
+        length = end - begin
+        counts = [length if size >= end else max(0, size - begin) for size in sizes]
+        return counts + [length] * self.parity

@@ -217,8 +217,13 @@ def test_any_range_is_rebuilt_from_the_same_range_of_any_others(given_data: st.D
 
 def test_chunk_that_ends_before_the_range_gives_no_bytes() -> None:
     code = ReedSolomon(3, 1)
-    sizes = [10, 100, 50]
-    assert [code.range_bytes(sizes, each, 40, 90) for each in range(4)] == [0, 50, 10, 50]
+    chunks = [bytes(10), bytes(range(100)), b"x" * 50]
+    (parity,) = encoded(code, chunks)
+    known = {0: b"", 2: chunks[2][40:], 3: parity[40:90]}
+    found = bytearray(50)
+    views = {position: memoryview(each) for position, each in known.items()}
+    code.decode([10, 100, 50], views, {1: memoryview(found)}, 40, 90)
+    assert found == chunks[1][40:90]
 
 
 def test_group_of_fewer_members_has_empty_chunks_in_their_places() -> None:
