@@ -1,8 +1,8 @@
 """Reed-Solomon code: computes M parity chunks of K data chunks, and any lost chunk from K others.
 
-A *group* has data chunks at positions 0 to K-1 and parity chunks at K to K+M-1. Chunks stay whole
-(CoREC codes across objects as well), so a healthy read is one request to one node. Any K positions
-give all others (``native/erasure.h`` says by which matrix).
+A *coding group* has data chunks at positions 0 to K-1 and parity chunks at K to K+M-1. Chunks stay
+whole (CoREC codes across objects as well), so a healthy read is one request to one node. Any K
+positions give all others (``native/erasure.h`` says by which matrix).
 
 Data chunks may differ in size. A shorter one counts as if zeroes followed; nobody stores, sends or
 copies these. The parity chunks are as long as the longest data chunk. A group that was closed with

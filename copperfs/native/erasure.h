@@ -1,7 +1,7 @@
 /*
  * Reed-Solomon code over GF(2^8), by ISA-L: computes any chunks of a group from K others.
  *
- * A group has K data chunks at positions 0 to K-1 and M parity chunks at K to K+M-1. Each byte of a
+ * A coding group has K data chunks at positions 0 to K-1 and M parity chunks at K to K+M-1. Each byte of a
  * parity chunk is a sum of the K data bytes at the same offset, each times a coefficient. So a range
  * of one chunk needs only the same range of K others, and a chunk that ends early counts as zeroes.
  *

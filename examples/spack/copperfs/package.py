@@ -14,11 +14,15 @@ class PyCopperfs(PythonPackage):
 
     variant("mpi", default=False, description="Let mpiexec and srun launch copperfs mount")
 
+    variant("erasure", default=True, description="Code chunks of the data tier by ISA-L")
+
     depends_on("c", type="build")
     depends_on("python@3.11:", type=("build", "link", "run"))
     depends_on("py-setuptools@77:", type="build")
     depends_on("pkgconfig", type="build")
     depends_on("libfuse@3.10:", type=("build", "link", "run"))
+    # Loaded when it is used: Spack's compilers write its directory into the extension.
+    depends_on("isa-l", type=("build", "link", "run"), when="+erasure")
 
     with default_args(type=("build", "run")):
         depends_on("py-pyfuse3@3.3:")
