@@ -264,6 +264,7 @@ RUN = "In place: of copperfs run alone"
 SymlinkMode = Literal["rewrite", "keep"]
 InodeMode = Literal["auto", "compare", "ignore"]
 InPlaceMode = Literal["auto", "always", "never"]
+TakeoverBy = Literal["auto", "resend", "memory"]
 RUN_ONLY = ("in_place", "in_place_at", "writable")
 """The settings of the group ``RUN``."""
 
@@ -720,7 +721,17 @@ class Settings:
             SWITCH,
             "If the daemon dies or hangs, another one that stands by goes on with its mount, and "
             "applications only wait for a moment. It takes 26 MB for one more idle daemon. "
-            "Needs Linux 6.9. With --foreground there is none.",
+            "With --foreground there is none.",
+        ),
+    )
+    takeover_by: TakeoverBy = field(
+        default="auto",
+        metadata=_option(
+            FAILURE,
+            _choice("auto", "resend", "memory"),
+            "How the daemon that goes on gets the requests that were not answered. resend: the "
+            "kernel gives them back, from Linux 6.9 on. memory: the first daemon reads them into "
+            "memory that outlives it. auto: resend where the kernel can.",
         ),
     )
     hang_after_s: float | None = field(

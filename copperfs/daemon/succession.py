@@ -23,7 +23,12 @@ from copperfs.daemon.engine import Engine
 from copperfs.daemon.handover import Handover, Takeover, memory_file
 from copperfs.daemon.keeper import SIGN_EVERY_S, Keeper
 from copperfs.daemon.memory_pressure import go_first, own_score
-from copperfs.native import Front
+from copperfs.native import (
+    NO_TAKEOVER,
+    TAKEOVER_BY_RESEND,
+    TAKEOVER_UNDECIDED,
+    Front,
+)
 from copperfs.node.node import Node
 
 log = logging.getLogger(__name__)
@@ -92,24 +97,31 @@ class Succession:
         """Before the front starts."""
         if self.takeover is not None:
             self.connection_fd = self.takeover.handover.connection_fd
-            front.keep_connection(self.connection_fd, True)
+            front.keep_connection(self.connection_fd, True, *self._ways)
             node.resume(_connection_of(front).epoch)
         elif self.settings.takeover and not self.settings.foreground:
             # Never closed: threads of the front use it to the end.
             fd = memory_file("copperfs-connection")
             try:
-                front.keep_connection(fd, False)
+                front.keep_connection(fd, False, *self._ways)
             except OSError as error:  # a limit of file sizes
                 log.warning("no takeover: its memory cannot be had: %s", error.strerror)
                 os.close(fd)
                 return
             self.connection_fd = fd
 
+    @property
+    def _ways(self) -> tuple[bool, bool]:
+        """Whether the kernel may resend requests, and whether the front may record them."""
+        by = self.settings.takeover_by
+        return by != "memory", by != "resend"
+
     def go_on(self, front: Front, mountpoint: str) -> None:
         """Once the front has started: it answers what its predecessor did not."""
         if self.takeover is None:
             return
-        front.resend()
+        if _connection_of(front).takeover_by == TAKEOVER_BY_RESEND:
+            front.resend()
         self.took_over_s = time.monotonic() - self.takeover.since_s
         cause = self.takeover.cause
         log.log(
@@ -126,10 +138,13 @@ class Succession:
         if self.connection_fd is None:
             self.is_settled.set()
             return
-        while (connection := _connection_of(front)).kernel_resends < 0:  # noqa: ASYNC110  # C knows it
+        while (connection := _connection_of(front)).takeover_by == TAKEOVER_UNDECIDED:  # noqa: ASYNC110  # C knows it
             await trio.sleep(NEGOTIATES_EVERY_S)
-        if not connection.kernel_resends:
-            log.warning("no takeover: it needs Linux 6.9, and this kernel resends no requests")
+        if connection.takeover_by == NO_TAKEOVER:
+            log.warning(
+                "no takeover: this kernel resends no requests, which it does from Linux 6.9 on; "
+                "leave out --takeover-by resend"
+            )
             self.is_settled.set()
             return
         if self._is_ending:
@@ -170,8 +185,8 @@ class Succession:
             return "another upgrade of it is under way"
         if self._keeper is None or self._keeper.channel is None or self._keeper.is_ended:
             return (
-                "no keeper holds it, which needs Linux 6.9 and the program copperfs; the log of "
-                "its daemon says more"
+                "no keeper holds it, which needs the program copperfs; the log of its daemon says "
+                "more"
             )
         self._wanted, self._refusal = wanted, None
         log.info("an upgrade is asked for, to be started by %s", " ".join(wanted.command))
@@ -246,8 +261,8 @@ class _Connection(NamedTuple):
     """The last one of which the kernel was told."""
     left_out: int
     """Names that a successor does not know."""
-    kernel_resends: int
-    """-1: it has not negotiated yet."""
+    takeover_by: int
+    """How a successor gets the requests that were not answered."""
 
 
 def _connection_of(front: Front) -> _Connection:

@@ -29,9 +29,9 @@ from copperfs.fuse.ioctl import Asked
 # A daemon that has just begun starts its keeper soon.
 KEEPER_WITHIN_S = 10.0
 # Of the mount itself, of its processes, and of the launch, which is over.
-FIXED = frozenset({"source", "mountpoint", "allow_other", "foreground", "takeover"}) | {
-    each.name for each in OPTIONS if each.group.startswith(("Launch", "In place"))
-}
+FIXED = frozenset(
+    {"source", "mountpoint", "allow_other", "foreground", "takeover", "takeover_by"}
+) | {each.name for each in OPTIONS if each.group.startswith(("Launch", "In place"))}
 FIXED_IN_A_JOB = frozenset(AGREED) | {"shared"}
 # Whether an overlay covers, and links are shown as they are.
 FIXED_IN_PLACE = frozenset({"revalidate_s", "symlinks"})

@@ -635,13 +635,13 @@ static PyObject *py_clear(PyObject *object, PyObject *arg)
 static PyObject *py_keep_connection(PyObject *object, PyObject *args)
 {
 	struct front *f = front_of(object);
-	int fd, inherited;
+	int fd, inherited, may_resend, may_record;
 	bool kept;
 
-	if (!PyArg_ParseTuple(args, "ip", &fd, &inherited))
+	if (!PyArg_ParseTuple(args, "ippp", &fd, &inherited, &may_resend, &may_record))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
-	kept = front_keep_connection(f, fd, inherited);
+	kept = front_keep_connection(f, fd, inherited, may_resend, may_record);
 	Py_END_ALLOW_THREADS
 	if (!kept)
 		return PyErr_SetFromErrno(PyExc_OSError);
@@ -666,7 +666,7 @@ static PyObject *py_connection(PyObject *object, PyObject *unused)
 	Py_END_ALLOW_THREADS
 	return Py_BuildValue("(KKKi)", (unsigned long long)epoch,
 			     (unsigned long long)told, (unsigned long long)left_out,
-			     front_kernel_resends(f));
+			     (int)front_takeover_by(f));
 }
 
 static PyObject *py_resend(PyObject *object, PyObject *unused)
@@ -1154,11 +1154,13 @@ static PyMethodDef front_methods[] = {
 	{ "clear", py_clear, METH_O,
 	  "clear(epoch): forget all content; nothing is fresh. The epoch is the node's." },
 	{ "keep_connection", py_keep_connection, METH_VARARGS,
-	  "keep_connection(fd, inherited): before the start; the memory in which the connection's "
-	  "state outlives this process, and whether another process had it." },
+	  "keep_connection(fd, inherited, may_resend, may_record): before the start; the memory in "
+	  "which the connection's state outlives this process, whether another process had it, and "
+	  "how a successor may get the requests that were not answered." },
 	{ "connection", py_connection, METH_NOARGS,
-	  "connection() -> (epoch, epoch of which the kernel was told, names left out, "
-	  "whether the kernel resends, or -1 if it has not negotiated)" },
+	  "connection() -> (epoch, epoch of which the kernel was told, names left out, how a "
+	  "successor gets requests: TAKEOVER_UNDECIDED before the kernel has negotiated, "
+	  "TAKEOVER_BY_RESEND, TAKEOVER_BY_MEMORY, or NO_TAKEOVER)" },
 	{ "resend", py_resend, METH_NOARGS,
 	  "resend(): the kernel gives back what was not answered." },
 	{ "sign_of_life", py_sign_of_life, METH_NOARGS, "sign_of_life(): for the keeper." },
@@ -1193,5 +1195,9 @@ bool add_front(PyObject *module)
 	       PyModule_AddObjectRef(module, "Front", (PyObject *)&front_type) == 0 &&
 	       PyModule_AddIntConstant(module, "RETRY", FRONT_RETRY) == 0 &&
 	       PyModule_AddIntConstant(module, "CONNECTION_MAGIC", CONNECTION_MAGIC) == 0 &&
-	       PyModule_AddIntConstant(module, "CONNECTION_VERSION", CONNECTION_VERSION) == 0;
+	       PyModule_AddIntConstant(module, "CONNECTION_VERSION", CONNECTION_VERSION) == 0 &&
+	       PyModule_AddIntMacro(module, TAKEOVER_UNDECIDED) == 0 &&
+	       PyModule_AddIntMacro(module, TAKEOVER_BY_RESEND) == 0 &&
+	       PyModule_AddIntMacro(module, TAKEOVER_BY_MEMORY) == 0 &&
+	       PyModule_AddIntMacro(module, NO_TAKEOVER) == 0;
 }

@@ -15,7 +15,16 @@ SOURCES = [*SHARED, *sorted(FRONT.glob("*.c"))]
 SOURCE_POOL = [*SHARED, *sorted((NATIVE / "source").glob("*.c"))]
 TABLES = [
     NATIVE / "blob.c",
-    *(FRONT / f"{each}.c" for each in ("tables", "chunks", "readdir_cookies", "connection_state")),
+    *(
+        FRONT / f"{each}.c"
+        for each in (
+            "tables",
+            "chunks",
+            "readdir_cookies",
+            "connection_state",
+            "requests_in_hand",
+        )
+    ),
 ]
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]

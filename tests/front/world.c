@@ -848,7 +848,7 @@ void world_end(void)
 		struct pending *pending = pending_claim(&world->front, world->asked[i].unique);
 
 		CHECK(pending);
-		free(pending);
+		pending_free(&world->front, pending);
 	}
 	check_trace(&world->front);
 	bypass_stop(&world->front);

@@ -36,7 +36,7 @@ from tests.mount.keepers import is_ready, keeper_of, standby_of
 KILLS = 20
 READERS = 20
 FILES = 400
-TAKEOVER = ("--takeover", "--takeovers-max", "1000")
+TAKEOVER = ("--takeover", "--takeovers-max", "1000", "--takeover-by", "memory")
 
 pytestmark = pytest.mark.skipif(
     [int(each) for each in os.uname().release.split("-")[0].split(".")[:2]] < [6, 9],

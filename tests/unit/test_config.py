@@ -79,6 +79,7 @@ EXAMPLES: dict[str, Value] = {
     "heartbeat_s": 0.2,
     "dead_after_s": 5.0,
     "takeover": True,
+    "takeover_by": "memory",
     "hang_after_s": 10.0,
     "takeovers_max": 3,
     "events": "/tmp/events",

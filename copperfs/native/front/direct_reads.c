@@ -111,7 +111,7 @@ static void work(struct front *f, struct bypass_job *job, char *buffer)
 		    sound ? size : 0);
 	front_count(f, (const struct fuse_in_header *)pending->request, SERVED_BYPASS,
 		    pending->started_ns);
-	free(pending);
+	pending_free(f, pending);
 }
 
 static void *worker_main(void *argument)

@@ -54,11 +54,14 @@ int front_init(struct front *f, uint32_t inodes_max)
 	return 0;
 }
 
-bool front_keep_connection(struct front *f, int fd, bool inherited)
+bool front_keep_connection(struct front *f, int fd, bool inherited, bool may_resend, bool may_record)
 {
 	if (!connection_open(&f->tables.connection, fd, inherited))
 		return false;
 	f->inherited = inherited;
+	f->may_resend = may_resend;
+	f->may_record = may_record;
+	f->records_requests = inherited ? front_takeover_by(f) == TAKEOVER_BY_MEMORY : may_record;
 	return !inherited || tables_adopt(&f->tables);
 }
 
@@ -89,20 +92,49 @@ static void end(struct front *f)
 	pthread_mutex_unlock(&f->end_lock);
 }
 
+/* Into `place`, where a successor finds it. `*request` is either that or `own`. */
+static ssize_t read_into(struct front *f, char *place, char *own, char **request)
+{
+	struct iovec parts[2] = { { place, READING_ROOM },
+				  { own + READING_ROOM, READ_BUFFER - READING_ROOM } };
+	ssize_t size;
+
+	place_empty(place);
+	size = readv(f->fuse_fd, parts, 2);
+	*request = place;
+	if (size > READING_ROOM || (size > 0 && is_forget(place))) {
+		memcpy(own, place, size < READING_ROOM ? (size_t)size : READING_ROOM);
+		*request = own;
+	}
+	if (size > 0 && is_forget(place))
+		place_empty(place);
+	return size;
+}
+
 static void *front_main(void *argument)
 {
 	struct front *f = argument;
 	char *request = aligned_alloc(8, READ_BUFFER), *scratch = malloc(REPLY_MAX);
+	char *place = NULL, *came;
 
 	/* If the kernel had to make a page for a request while this process is killed, the request would
 	 * fail with EIO, and no successor would get it. */
 	if (request)
 		memset(request, 0, REQUEST_MAX);
+	if (f->records_requests) {
+		place = reading_place(&f->tables.connection, f->readers++);
+		memset(place, 0, READING_ROOM);
+	}
 	while (request && scratch && !f->ended) {
-		ssize_t size = read(f->fuse_fd, request, READ_BUFFER);
+		ssize_t size;
 
+		came = request;
+		if (place && f->records_requests)
+			size = read_into(f, place, request, &came);
+		else
+			size = read(f->fuse_fd, request, READ_BUFFER);
 		if (size > 0)
-			front_request(f, request, (size_t)size, scratch);
+			front_request(f, came, (size_t)size, scratch);
 		/* ENOENT: the request was aborted before it was read */
 		else if (size == 0 || (errno != EINTR && errno != ENOENT && errno != EAGAIN))
 			break;
@@ -119,12 +151,19 @@ int front_start(struct front *f)
 	int error = 0;
 
 	f->threads = calloc(f->threads_count, sizeof(*f->threads));
+	if (f->threads_count > READERS_MAX) {
+		errno = EINVAL;
+		return -1;
+	}
 	if (!f->threads || (f->inherited && !init_replay(f)))
 		return -1;
 	/* signals are Python's */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	error = pthread_create(&f->replier, NULL, replier_main, f);
+	/* before any of them reads what is new */
+	if (!error && connection_is_kept(&f->tables.connection) && !front_take_up(f))
+		error = errno;
 	for (unsigned i = 0; i < f->threads_count && !error; i++)
 		error = pthread_create(&f->threads[i], NULL, front_main, f);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -29,6 +29,7 @@
 #include <linux/fuse.h>
 
 #include "../reader.h"
+#include "requests_in_hand.h"
 #include "tables.h"
 
 /* No errno of a kernel or source; libfuse lets values up to 999 pass. */
@@ -84,6 +85,7 @@ struct pending {
 	uint64_t started_ns;
 	uint32_t tries;
 	bool interrupted;
+	struct request_record *record; /* for a successor, or NULL */
 	enum served_by served_by;
 	size_t size;
 	_Alignas(8) char request[];
@@ -139,6 +141,7 @@ struct front {
 	unsigned groups_count;
 	uint32_t shown_group;
 	bool inherited; /* the kernel has negotiated with another process */
+	bool may_resend, may_record; /* how a successor may get requests */
 	unsigned threads_count;
 	pthread_t *threads;
 	pthread_t replier;
@@ -147,6 +150,8 @@ struct front {
 	uint64_t init_offered;
 	_Atomic unsigned max_pages;
 	_Atomic bool kernel_skips_opens; /* the kernel stops asking after ENOSYS */
+	_Atomic bool records_requests;
+	_Atomic unsigned readers;
 
 	pthread_mutex_t end_lock; /* held while the end is announced */
 	_Atomic bool ended;
@@ -199,12 +204,11 @@ uint64_t now_ns(void);
 /* front.c. The descriptors stay the caller's. */
 int front_init(struct front *f, uint32_t inodes_max);
 /* Before the start. `fd` is the memory of the connection, which another process had if it is
- * `inherited`. */
-bool front_keep_connection(struct front *f, int fd, bool inherited);
+ * `inherited`: then that one has decided how a successor gets requests. */
+bool front_keep_connection(struct front *f, int fd, bool inherited, bool may_resend, bool may_record);
 /* The kernel gives back what was not answered. An errno; EINVAL: it is older than 6.9. */
 int front_resend(struct front *f);
-/* -1: it has not negotiated yet. */
-int front_kernel_resends(const struct front *f);
+enum takeover_by front_takeover_by(const struct front *f);
 /* This process lives, and no thread of the front holds a lock for good. */
 void front_sign_of_life(struct front *f);
 int front_start(struct front *f);
@@ -215,6 +219,8 @@ void front_destroy(struct front *f);
 void front_request(struct front *f, const char *request, size_t size, char *scratch);
 /* Takes the pending. */
 void front_retry(struct front *f, struct pending *pending, char *scratch);
+/* Takes up the requests of a dead process. False with errno set. */
+bool front_take_up(struct front *f);
 
 /* reply.c */
 bool front_reply(struct front *f, uint64_t unique, int error, const void *data, size_t size);
@@ -241,6 +247,8 @@ uint64_t front_take_crowded(struct front *f);
 /* misses.c */
 void miss_forward(struct front *f, struct pending *pending);
 struct pending *pending_new(const char *request, size_t size, uint64_t started_ns);
+/* After its reply, with no lock held. */
+void pending_free(struct front *f, struct pending *pending);
 bool pending_add(struct front *f, struct pending *pending);
 struct pending *pending_claim(struct front *f, uint64_t unique);
 /* Takes out the wanted waiters of an inode, chained by next_waiter. */

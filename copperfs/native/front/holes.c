@@ -146,7 +146,7 @@ static void seek_done(void *context, uint64_t unique, struct extents *extents)
 	}
 	front_reply(f, unique, error, &out, error ? 0 : sizeof(out));
 	front_count(f, in, pending->served_by, pending->started_ns);
-	free(pending);
+	pending_free(f, pending);
 }
 
 void seek_start(struct front *f, struct pending *pending, const char *path,

@@ -89,6 +89,11 @@ static void note_agreed(struct front *f)
 		return;
 	c->header->max_pages = f->max_pages;
 	c->header->kernel_skips_opens = f->kernel_skips_opens;
+	if (f->may_resend && f->init_offered >> 32 & HAS_RESEND)
+		c->header->takeover_by = TAKEOVER_BY_RESEND;
+	else
+		c->header->takeover_by = f->may_record ? TAKEOVER_BY_MEMORY : NO_TAKEOVER;
+	f->records_requests = c->header->takeover_by == TAKEOVER_BY_MEMORY;
 }
 
 bool init_edit_reply(struct front *f, char *reply, size_t size)
@@ -126,11 +131,11 @@ bool init_edit_reply(struct front *f, char *reply, size_t size)
 	return true;
 }
 
-int front_kernel_resends(const struct front *f)
+enum takeover_by front_takeover_by(const struct front *f)
 {
-	if (!f->tables.connection.header || !f->tables.connection.header->max_pages)
-		return -1;
-	return !!(f->init_offered >> 32 & HAS_RESEND);
+	const struct connection_header *header = f->tables.connection.header;
+
+	return header ? header->takeover_by : TAKEOVER_UNDECIDED;
 }
 
 /* miss_forward() notes once more what the kernel has offered. */

@@ -37,6 +37,16 @@ struct pending *pending_new(const char *request, size_t size, uint64_t started_n
 	return pending;
 }
 
+void pending_free(struct front *f, struct pending *pending)
+{
+	if (pending->record) {
+		tables_lock(&f->tables);
+		record_free(&f->tables.connection, &pending->record->head);
+		tables_unlock(&f->tables);
+	}
+	free(pending);
+}
+
 /* The kernel repeats a failed read-ahead, and a program asks for a hole after data: the second try
  * must not wait as long as the first. */
 static void note_hung(struct front *f, const struct fuse_in_header *in)
@@ -62,7 +72,7 @@ static void fail(struct front *f, struct pending *pending, int error)
 	front_reply(f, pending->unique, error, NULL, 0);
 	front_count(f, (const struct fuse_in_header *)pending->request, pending->served_by,
 		    pending->started_ns);
-	free(pending);
+	pending_free(f, pending);
 }
 
 /* The kernel counts unique IDs in steps of two. */
@@ -199,6 +209,8 @@ void pending_interrupt(struct front *f, uint64_t interrupt_unique, uint64_t uniq
 		pending = pending->next;
 	if (pending && !pending->interrupted) {
 		pending->interrupted = true;
+		if (pending->record)
+			pending->record->head.interrupted = true;
 		f->interrupted_count++;
 	}
 	pthread_mutex_unlock(&f->pending_lock);
@@ -438,7 +450,7 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 	error = out->error < -FRONT_RETRY ? FRONT_RETRY : -out->error;
 	if (((struct fuse_in_header *)pending->request)->opcode == FUSE_INIT) {
 		if (f->inherited) { /* the kernel had its reply from another process */
-			free(pending);
+			pending_free(f, pending);
 			return;
 		}
 		if (!init_edit_reply(f, reply, size))
@@ -460,7 +472,7 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 	front_reply(f, out->unique, 0, out + 1, data_size);
 	front_count(f, (const struct fuse_in_header *)pending->request, pending->served_by,
 		    pending->started_ns);
-	free(pending);
+	pending_free(f, pending);
 }
 
 static bool drain_socket(struct front *f, int fd, char *buffer, size_t room, char *scratch)

@@ -23,6 +23,7 @@ struct request {
 	char *scratch;
 	uint64_t started_ns;
 	struct pending *retried; /* or NULL */
+	struct request_record *record; /* of one without a pending, or NULL */
 	struct handle *handle;
 	char *path;		 /* to be fetched, unless a fetch is under way */
 	struct version version;
@@ -503,14 +504,14 @@ static enum verdict ioctl_(struct request *req)
 	return MISSED;
 }
 
-static void forget(struct front *f, const struct request *req)
+/* Gives others a turn with the lock. */
+static void forget_locked(struct front *f, const struct request *req)
 {
 	const struct fuse_forget_in *one = (const struct fuse_forget_in *)req->body;
 	const struct fuse_batch_forget_in *batch = (const struct fuse_batch_forget_in *)req->body;
 	const struct fuse_forget_one *each = (const struct fuse_forget_one *)(batch + 1);
 
 	atomic_fetch_add_explicit(&f->statistics.forgets, 1, memory_order_relaxed);
-	tables_lock(&f->tables);
 	if (req->in->opcode == FUSE_FORGET) {
 		if (req->body_size >= sizeof(*one))
 			inode_forget(&f->tables, req->in->nodeid, one->nlookup);
@@ -518,13 +519,19 @@ static void forget(struct front *f, const struct request *req)
 		size_t sent = (req->body_size - sizeof(*batch)) / sizeof(*each);
 
 		for (size_t i = 0; i < batch->count && i < sent; i++) {
-			if (i && i % FORGOTTEN_AT_ONCE == 0) { /* others get a turn */
+			if (i && i % FORGOTTEN_AT_ONCE == 0) {
 				tables_unlock(&f->tables);
 				tables_lock(&f->tables);
 			}
 			inode_forget(&f->tables, each[i].nodeid, each[i].nlookup);
 		}
 	}
+}
+
+static void forget(struct front *f, const struct request *req)
+{
+	tables_lock(&f->tables);
+	forget_locked(f, req);
 	tables_unlock(&f->tables);
 }
 
@@ -576,19 +583,53 @@ static void interrupt(struct front *f, const struct request *req)
 		pending_interrupt(f, req->in->unique, in->unique);
 }
 
+static void drop_record(struct request *req)
+{
+	tables_lock(&req->front->tables);
+	record_free(&req->front->tables.connection, &req->record->head);
+	tables_unlock(&req->front->tables);
+}
+
+/* For a successor. False: there is no memory. */
+static bool record(struct request *req)
+{
+	struct front *f = req->front;
+
+	if (req->record || !f->records_requests)
+		return true;
+	tables_lock(&f->tables);
+	req->record = request_record_new(&f->tables.connection, (const char *)req->in,
+					 sizeof(*req->in) + req->body_size);
+	tables_unlock(&f->tables);
+	return req->record;
+}
+
+static struct pending *keep_new(struct request *req)
+{
+	struct pending *pending = pending_new((const char *)req->in,
+					      sizeof(*req->in) + req->body_size, req->started_ns);
+
+	if (!pending || !record(req)) {
+		free(pending);
+		return NULL;
+	}
+	pending->record = req->record;
+	pending->interrupted = req->record && req->record->head.interrupted;
+	return pending;
+}
+
 static struct pending *keep(struct request *req, enum served_by served_by)
 {
-	struct pending *pending = req->retried;
+	struct pending *pending = req->retried ? req->retried : keep_new(req);
 
-	if (!pending)
-		pending = pending_new((const char *)req->in, sizeof(*req->in) + req->body_size,
-				      req->started_ns);
 	if (pending) {
 		pending->served_by = served_by;
 		return pending;
 	}
 	atomic_fetch_add(&req->front->statistics.no_room, 1);
 	answer_error(req, ENOMEM);
+	if (req->record)
+		drop_record(req);
 	return NULL;
 }
 
@@ -634,7 +675,10 @@ static void conclude(struct request *req, enum verdict verdict)
 	if (verdict == ANSWERED) {
 		front_count(req->front, req->in,
 			    req->retried ? req->retried->served_by : SERVED_HIT, req->started_ns);
-		free(req->retried);
+		if (req->retried)
+			pending_free(req->front, req->retried);
+		else if (req->record)
+			drop_record(req);
 		return;
 	}
 	/* publish.c answers the second try, and handlers answer a read with its bytes. So this is a
@@ -642,7 +686,7 @@ static void conclude(struct request *req, enum verdict verdict)
 	if (verdict == MISSED && req->retried && req->retried->tries > TRIES_MAX) {
 		atomic_fetch_add(&req->front->statistics.unanswered, 1);
 		answer_error(req, EIO);
-		free(req->retried);
+		pending_free(req->front, req->retried);
 		return;
 	}
 	pending = keep(req, verdict == QUEUED || verdict == SEEKING ? SERVED_BYPASS
@@ -693,4 +737,97 @@ void front_retry(struct front *f, struct pending *pending, char *scratch)
 
 	pending->tries++;
 	conclude(&req, answer(&req));
+}
+
+/* --- requests of a dead process, in any order --- */
+
+struct left {
+	struct request_record **records;
+	size_t count, room;
+};
+
+static bool count_left(struct request_record *record, void *context)
+{
+	(void)record;
+	((struct left *)context)->room++;
+	return true;
+}
+
+static bool add_left(struct request_record *record, void *context)
+{
+	struct left *left = context;
+
+	left->records[left->count++] = record;
+	return true;
+}
+
+/* With the tables locked. */
+static void forget_left(const char *request, size_t size, void *context)
+{
+	struct request req = { .front = context, .in = (const struct fuse_in_header *)request };
+
+	if (size < sizeof(*req.in))
+		return;
+	req.body = request + sizeof(*req.in);
+	req.body_size = size - sizeof(*req.in);
+	forget_locked(context, &req);
+}
+
+static bool gather_left(struct front *f, struct left *left)
+{
+	struct connection_state *c = &f->tables.connection;
+	bool gathered;
+
+	tables_lock(&f->tables);
+	gathered = requests_gather(c, forget_left, f);
+	requests_each(c, count_left, left);
+	left->records = malloc((left->room + 1) * sizeof(*left->records));
+	if (left->records)
+		requests_each(c, add_left, left);
+	tables_unlock(&f->tables);
+	return gathered && left->records;
+}
+
+/* Its record goes with it. */
+static void take_up(struct front *f, struct request_record *record, char *scratch)
+{
+	/* a copy, because the replier may free the record from the first answer on */
+	_Alignas(8) char request[READING_ROOM];
+	const struct fuse_in_header *in = (const struct fuse_in_header *)request;
+	size_t size = record->head.length;
+	struct request req = {
+		.front = f, .in = in, .scratch = scratch, .started_ns = now_ns(), .record = record,
+		.body = request + sizeof(*in), .body_size = size - sizeof(*in),
+	};
+
+	memcpy(request, record->request, size);
+	/* only what writes is longer than its place */
+	conclude(&req, in->len > size ? answer_error(&req, EROFS) : answer(&req));
+}
+
+static void drop_left(struct front *f, const struct left *left)
+{
+	tables_lock(&f->tables);
+	for (size_t i = 0; i < left->count; i++)
+		record_free(&f->tables.connection, &left->records[i]->head);
+	tables_unlock(&f->tables);
+}
+
+bool front_take_up(struct front *f)
+{
+	struct left left = { 0 };
+	char *scratch = malloc(REPLY_MAX);
+	bool gathered = scratch && gather_left(f, &left);
+
+	if (gathered && !f->records_requests) /* the kernel gives them back */
+		drop_left(f, &left);
+	for (size_t i = 0; gathered && f->records_requests && i < left.count; i++)
+		take_up(f, left.records[i], scratch);
+	if (gathered)
+		f->tables.connection.header->readers = f->threads_count;
+	else
+		errno = ENOMEM;
+	free(left.records);
+	free(scratch);
+	return gathered;
 }

@@ -273,9 +273,10 @@ static void record(struct tables *t, struct inode *inode)
 	for (; connection_is_kept(&t->connection) && inode->parent && !inode->record;
 	     inode = inode->parent) {
 		struct inode_record like = {
-			.id = inode->id, .parent = inode->parent->id, .nlookup = inode->nlookup,
+			.head = { .id = inode->id, .length = inode->name_length },
+			.parent = inode->parent->id, .nlookup = inode->nlookup,
 			.negative = inode->negative, .attached = inode->attached,
-			.name_length = inode->name_length, .attr = inode->attr,
+			.attr = inode->attr,
 		};
 
 		inode->record = record_new(&t->connection, &like, inode->name);
@@ -329,7 +330,7 @@ static void free_unneeded(struct tables *t, struct inode *inode)
 		unlink_from(&t->by_id[inode->id & t->mask], inode, false);
 		inode_withdraw(t, inode);
 		if (inode->record)
-			record_free(&t->connection, inode->record);
+			record_free(&t->connection, &inode->record->head);
 		free(inode);
 		t->inodes--;
 		parent->children--;
@@ -697,9 +698,9 @@ static bool adopt_inode(struct inode_record *record, void *context)
 	struct inode *inode;
 
 	/* a damaged one, or the root */
-	if (record->id == FUSE_ROOT_ID || inode_by_id(t, record->id))
+	if (record->head.id == FUSE_ROOT_ID || inode_by_id(t, record->head.id))
 		return true;
-	inode = inode_numbered(t, record->id, record->name, record->name_length);
+	inode = inode_numbered(t, record->head.id, record->name, record->head.length);
 	if (!inode)
 		return false;
 	inode->attr = record->attr;
@@ -720,12 +721,12 @@ static bool drop_orphan(struct inode_record *record, void *context)
 {
 	struct orphans *orphans = context;
 	struct tables *t = orphans->t;
-	struct inode *inode = inode_by_id(t, record->id);
+	struct inode *inode = inode_by_id(t, record->head.id);
 
 	if (!inode || inode->record != record || inode_by_id(t, record->parent))
 		return true;
 	unlink_from(&t->by_id[inode->id & t->mask], inode, false);
-	record_free(&t->connection, record);
+	record_free(&t->connection, &record->head);
 	free(inode);
 	t->inodes--;
 	orphans->some = true;
@@ -735,7 +736,7 @@ static bool drop_orphan(struct inode_record *record, void *context)
 static bool adopt_place(struct inode_record *record, void *context)
 {
 	struct tables *t = context;
-	struct inode *inode = inode_by_id(t, record->id);
+	struct inode *inode = inode_by_id(t, record->head.id);
 
 	if (inode && inode->record == record)
 		inode_place(t, inode, inode_by_id(t, record->parent), record->attached);
@@ -745,7 +746,7 @@ static bool adopt_place(struct inode_record *record, void *context)
 static bool adopt_use(struct inode_record *record, void *context)
 {
 	struct tables *t = context;
-	struct inode *inode = inode_by_id(t, record->id);
+	struct inode *inode = inode_by_id(t, record->head.id);
 
 	if (inode && inode->negative)
 		idle_append(t, inode);
