@@ -4,19 +4,22 @@
  * A child does at random what requests do to the tables, and notes in shared memory what the kernel
  * would know by then. It is killed at a random moment. The next child goes on with what it left,
  * and first checks that each number the kernel may know is there: with its path, its attributes,
- * and at least as many references.
+ * and at least as many references. Requests that were read and not answered are there, too, as whole
+ * as they came, each once, and marked if they were interrupted.
  *
  * handed_over ROUNDS SEED
  */
 #define _GNU_SOURCE
 #include "check.h"
+#include "../../copperfs/native/front/requests_in_hand.h"
 
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { NUMBERS = 1 << 20, NAMES = 24, DEPTH = 3, KILLED_WITHIN_US = 3000, TOO_MANY_MAX = 2 };
+enum { NUMBERS = 1 << 20, NAMES = 24, DEPTH = 3, KILLED_WITHIN_US = 3000, EARLY_WITHIN_US = 50000,
+       TOO_MANY_MAX = 2, REQUESTS = 1 << 20, READERS = 3, WAITING_MAX = 200 };
 
 /* What the kernel knows of a number. */
 struct known {
@@ -27,14 +30,25 @@ struct known {
 	bool directory;
 };
 
+/* What the kernel knows of a request: it was read, was interrupted, has its reply. */
+struct sent {
+	bool read, interrupted, answered;
+};
+
 struct world {
-	_Atomic uint64_t steps, taken_over;
+	_Atomic uint64_t steps, taken_over, found;
+	uint64_t processes;
+	uint64_t last_unique;
+	struct sent sent[REQUESTS];
 	struct known known[NUMBERS];
 	char was_denied[NAMES]; /* below the root */
 };
 
 static struct world *world;
 static uint64_t state;
+static struct request_record *waiting[WAITING_MAX];
+static unsigned waiting_count;
+static bool is_late[READERS];
 
 static uint32_t any(uint32_t below)
 {
@@ -112,17 +126,193 @@ static void deny(struct tables *t)
 		world->was_denied[number] = 1;
 }
 
+/* The kernel's copy is one instruction to a killed process. */
+static void read_into(char *place, const char *request)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)request;
+
+	place_empty(place);
+	memcpy(place + sizeof(in->len), request + sizeof(in->len), in->len - sizeof(in->len));
+	atomic_signal_fence(memory_order_seq_cst);
+	((struct fuse_in_header *)place)->len = in->len;
+	atomic_signal_fence(memory_order_seq_cst);
+}
+
+static void forget_now(const char *request, size_t size, void *context)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)request;
+
+	CHECK(size == sizeof(*in) + sizeof(struct fuse_forget_in) && in->opcode == FUSE_FORGET);
+	inode_forget(context, in->nodeid, ((const struct fuse_forget_in *)(in + 1))->nlookup);
+}
+
+static void note_interrupt(uint64_t unique)
+{
+	for (unsigned i = 0; i < waiting_count; i++)
+		if (waiting[i]->head.id == unique)
+			waiting[i]->head.interrupted = true;
+}
+
+static void conclude(struct tables *t, char *place)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)place;
+	_Alignas(8) char request[sizeof(*in) + sizeof(struct fuse_forget_in)];
+
+	if (in->len && is_forget(place)) {
+		memcpy(request, place, sizeof(request));
+		place_empty(place);
+		forget_now(request, sizeof(request), t);
+	} else if (in->opcode == FUSE_INTERRUPT) {
+		note_interrupt(((const struct fuse_interrupt_in *)(in + 1))->unique);
+	} else if (any(3)) {
+		waiting[waiting_count] = request_record_new(&t->connection, place, in->len);
+		CHECK(waiting[waiting_count++]);
+	} else {
+		world->sent[in->unique].answered = true;
+	}
+}
+
+/* Its thread has done all that came into it before. */
+static char *any_place(struct tables *t)
+{
+	unsigned reader = any(READERS);
+	char *place = reading_place(&t->connection, reader);
+
+	if (is_late[reader])
+		conclude(t, place);
+	is_late[reader] = false;
+	return place;
+}
+
+/* Now, or before the next one comes. */
+static void conclude_soon(struct tables *t, char *place)
+{
+	unsigned reader = (unsigned)((place - t->connection.reading) / READING_ROOM);
+
+	is_late[reader] = any(4);
+	if (!is_late[reader])
+		conclude(t, place);
+}
+
 static void forget(struct tables *t)
 {
-	uint64_t id = 2 + any((uint32_t)(t->next_id - 1)), count;
+	uint64_t id = 2 + any((uint32_t)(t->next_id - 1));
+	struct {
+		struct fuse_in_header in;
+		struct fuse_forget_in forget;
+	} request = { .in = { .len = sizeof(request), .opcode = FUSE_FORGET, .unique = 1,
+			      .nodeid = id } };
+	char *place = any_place(t);
 
 	if (id >= t->next_id || !world->known[id].nlookup)
 		return;
-	count = 1 + any((uint32_t)world->known[id].nlookup);
-	world->known[id].nlookup -= count;
+	request.forget.nlookup = 1 + any((uint32_t)world->known[id].nlookup);
+	world->known[id].nlookup -= request.forget.nlookup;
 	atomic_signal_fence(memory_order_seq_cst);
-	inode_forget(t, id, count);
+	read_into(place, (char *)&request);
+	conclude_soon(t, place);
 }
+
+/* --- requests that wait --- */
+
+static size_t request_of(uint64_t unique, char *request)
+{
+	static const size_t sizes[] = { 41, 80, 176, 177, 300, 8264, 16455, READING_ROOM };
+	size_t size = sizes[unique / 2 % (sizeof(sizes) / sizeof(*sizes))];
+
+	memset(request, (int)(unique / 2 % 251), size);
+	*(struct fuse_in_header *)request = (struct fuse_in_header){
+		.len = (uint32_t)size, .opcode = FUSE_IOCTL, .unique = unique, .nodeid = unique,
+	};
+	return size;
+}
+
+static void ask(struct tables *t)
+{
+	static _Alignas(8) char request[READING_ROOM];
+	uint64_t unique = world->last_unique + 2;
+	char *place = any_place(t);
+
+	if (unique >= REQUESTS || waiting_count >= WAITING_MAX - READERS)
+		return;
+	request_of(unique, request);
+	world->last_unique = unique;
+	read_into(place, request);
+	world->sent[unique].read = true;
+	atomic_signal_fence(memory_order_seq_cst);
+	conclude_soon(t, place);
+}
+
+static void interrupt(struct tables *t)
+{
+	struct {
+		struct fuse_in_header in;
+		struct fuse_interrupt_in interrupt;
+	} request = { .in = { .len = sizeof(request), .opcode = FUSE_INTERRUPT } };
+	char *place = any_place(t);
+
+	if (!waiting_count)
+		return;
+	request.interrupt.unique = waiting[any(waiting_count)]->head.id;
+	request.in.unique = request.interrupt.unique | 1;
+	read_into(place, (char *)&request);
+	world->sent[request.interrupt.unique].interrupted = true;
+	atomic_signal_fence(memory_order_seq_cst);
+	conclude_soon(t, place);
+}
+
+static void answer(struct tables *t)
+{
+	struct request_record *record;
+	unsigned which;
+
+	if (!waiting_count)
+		return;
+	which = any(waiting_count);
+	record = waiting[which];
+	waiting[which] = waiting[--waiting_count];
+	world->sent[record->head.id].answered = true;
+	atomic_signal_fence(memory_order_seq_cst);
+	record_free(&t->connection, &record->head);
+}
+
+static bool take_up(struct request_record *record, void *context)
+{
+	static _Alignas(8) char request[READING_ROOM];
+	uint64_t unique = record->head.id;
+	struct sent *sent = &world->sent[unique];
+	struct tables *t = context;
+
+	CHECK(unique && unique <= world->last_unique && unique % 2 == 0);
+	CHECK(record->head.length == request_of(unique, request));
+	CHECK(!memcmp(record->request, request, record->head.length));
+	for (unsigned i = 0; i < waiting_count; i++)
+		CHECK(waiting[i]->head.id != unique);
+	if (sent->answered || !sent->read) { /* the kernel would refuse a second reply */
+		record_free(&t->connection, &record->head);
+		return true;
+	}
+	CHECK(!sent->interrupted || record->head.interrupted);
+	CHECK(waiting_count < WAITING_MAX);
+	waiting[waiting_count++] = record;
+	world->found++;
+	return true;
+}
+
+static void take_up_all(struct tables *t)
+{
+	uint64_t unanswered = 0;
+
+	tables_lock(t);
+	CHECK(requests_gather(&t->connection, forget_now, t));
+	CHECK(requests_each(&t->connection, take_up, t));
+	tables_unlock(t);
+	for (uint64_t unique = 0; unique <= world->last_unique; unique++)
+		unanswered += world->sent[unique].read && !world->sent[unique].answered;
+	CHECK(unanswered == waiting_count);
+}
+
+/* --- */
 
 static void path_check(struct tables *t, uint64_t id)
 {
@@ -144,7 +334,8 @@ static void adopted_check(struct tables *t, uint64_t too_many_max)
 	uint64_t too_many = 0;
 
 	tables_check(t);
-	CHECK(t->epoch == world->taken_over + 1);
+	/* more if it was killed while it took over */
+	CHECK(t->epoch - world->taken_over - 1 <= 1);
 	for (uint64_t id = 2; id < NUMBERS; id++) {
 		const struct known *known = &world->known[id];
 		const struct inode *inode = inode_by_id(t, id);
@@ -175,9 +366,11 @@ static void live(int fd, bool inherited)
 
 	CHECK(!tables_init(&t, NUMBERS / 2, 16));
 	CHECK(connection_open(&t.connection, fd, inherited));
+	t.connection.header->readers = READERS;
 	if (inherited) {
 		CHECK(tables_adopt(&t));
-		adopted_check(&t, world->taken_over * TOO_MANY_MAX);
+		take_up_all(&t);
+		adopted_check(&t, world->processes * TOO_MANY_MAX);
 		tables_lock(&t);
 		tables_clear(&t, world->taken_over + 2);
 		tables_unlock(&t);
@@ -185,12 +378,21 @@ static void live(int fd, bool inherited)
 	}
 	while (t.next_id < NUMBERS - 1) {
 		tables_lock(&t);
-		switch (any(8)) {
+		switch (any(12)) {
 		case 0:
 			deny(&t);
 			break;
 		case 1: case 2:
 			forget(&t);
+			break;
+		case 3:
+			ask(&t);
+			break;
+		case 4:
+			answer(&t);
+			break;
+		case 5:
+			interrupt(&t);
 			break;
 		default:
 			look_up(&t);
@@ -210,7 +412,8 @@ int main(int count, char **words)
 	world = mmap(NULL, sizeof(*world), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(fd >= 0 && world != MAP_FAILED);
 	for (unsigned round = 0; round < rounds; round++) {
-		unsigned within = any(KILLED_WITHIN_US);
+		bool early = round && any(3) == 0;
+		unsigned within = any(early ? EARLY_WITHIN_US : KILLED_WITHIN_US);
 		uint64_t seen = world->taken_over;
 		int status;
 		pid_t child = fork();
@@ -218,8 +421,9 @@ int main(int count, char **words)
 		if (!child)
 			live(fd, round > 0);
 		CHECK(child > 0);
-		/* killed at work, not while it checks */
-		while (!(round ? world->taken_over != seen : world->steps)) {
+		world->processes++;
+		/* Most are killed at work, and some while they take over. */
+		while (!early && !(round ? world->taken_over != seen : world->steps)) {
 			CHECK(!waitpid(child, &status, WNOHANG));
 			usleep(100);
 		}
@@ -228,6 +432,7 @@ int main(int count, char **words)
 		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 		state += child;
 	}
-	printf("%u processes, %llu steps\n", rounds, (unsigned long long)world->steps);
+	printf("%u processes, %llu steps, %llu requests taken up\n", rounds,
+	       (unsigned long long)world->steps, (unsigned long long)world->found);
 	return 0;
 }
