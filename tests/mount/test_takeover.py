@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import random
@@ -32,16 +33,21 @@ from tests.mount.helpers import (
     start_python,
 )
 from tests.mount.keepers import is_ready, keeper_of, standby_of
+from tests.standin import StandIn
 
 KILLS = 20
 READERS = 20
 FILES = 400
-TAKEOVER = ("--takeover", "--takeovers-max", "1000", "--takeover-by", "memory")
+TAKEOVER = ("--takeover", "--takeovers-max", "1000")
 
-pytestmark = pytest.mark.skipif(
-    [int(each) for each in os.uname().release.split("-")[0].split(".")[:2]] < [6, 9],
-    reason="this kernel resends no requests",
-)
+RESENDS = [int(each) for each in os.uname().release.split("-")[0].split(".")[:2]] >= [6, 9]
+WAYS = [
+    pytest.param(
+        "resend", marks=pytest.mark.skipif(not RESENDS, reason="this kernel resends no requests")
+    ),
+    "memory",
+]
+"""How a successor gets the requests that were not answered."""
 
 
 def content_of(number: int) -> bytes:
@@ -104,8 +110,17 @@ class Reader(threading.Thread):
 
 
 @pytest.fixture
-def taken(mounted: Mounter, files: Path) -> Iterator[Mount]:
-    mount = mounted(*TAKEOVER)
+def way(request: pytest.FixtureRequest) -> str:
+    """Of both where a test asks for it (``in_both_ways``)."""
+    return str(getattr(request, "param", "auto"))
+
+
+in_both_ways = pytest.mark.parametrize("way", WAYS, indirect=True)
+
+
+@pytest.fixture
+def taken(mounted: Mounter, files: Path, way: str) -> Iterator[Mount]:
+    mount = mounted(*TAKEOVER, "--takeover-by", way)
     eventually(lambda: is_ready(mount.pid), "a standby is ready")
     yield mount
     if is_mounted(mount.mountpoint):
@@ -124,6 +139,7 @@ def kill(mount: Mount, number: int = signal.SIGKILL) -> int:
     return before
 
 
+@in_both_ways
 def test_readers_notice_no_death(taken: Mount) -> None:
     stop = threading.Event()
     readers = [Reader(taken, seed, lambda: None, stop) for seed in range(READERS)]
@@ -143,6 +159,7 @@ def test_readers_notice_no_death(taken: Mount) -> None:
     assert "signal-9" in text
 
 
+@in_both_ways
 def test_what_was_open_goes_on(taken: Mount) -> None:
     """A file, a mapping, a directory walk, a working directory."""
     path = taken / "large"
@@ -194,6 +211,7 @@ def test_the_kernel_serves_what_it_has_while_nobody_answers(taken: Mount) -> Non
     taken.pid = successor(taken)
 
 
+@in_both_ways
 def test_a_clear_of_a_successor_shows_what_has_changed(taken: Mount) -> None:
     path, denied = taken / "d0/e0/f0", taken / "later"
     assert path.read_bytes() == content_of(0)
@@ -228,8 +246,9 @@ def test_a_successor_begins_while_the_source_fails(taken: Mount) -> None:
     assert taken.log.read_text().count("took over") == 1
 
 
-def test_a_daemon_that_hangs_is_passed_over(mounted: Mounter, files: Path) -> None:
-    mount = mounted(*TAKEOVER, "--hang-after", "1")
+@in_both_ways
+def test_a_daemon_that_hangs_is_passed_over(mounted: Mounter, files: Path, way: str) -> None:
+    mount = mounted(*TAKEOVER, "--takeover-by", way, "--hang-after", "1")
     eventually(lambda: is_ready(mount.pid), "a standby is ready")
     hung = mount.pid
     os.kill(hung, signal.SIGSTOP)
@@ -264,6 +283,149 @@ def test_the_log_says_where_a_hung_daemon_stood(
     assert "in hang" in mount.log.read_text()
 
 
+# ---- requests in hand ----------------------------------------------------------------------------
+
+
+@dataclass
+class Asking:
+    """Threads that each make a request and wait for its answer."""
+
+    threads: list[threading.Thread] = field(default_factory=list)
+    answers: dict[str, object] = field(default_factory=dict)
+
+    def __call__(self, name: str, ask: Callable[[], object]) -> None:
+        def run() -> None:
+            try:
+                self.answers[name] = ask()
+            except OSError as error:
+                self.answers[name] = error
+
+        self.threads.append(threading.Thread(target=run, daemon=True))
+        self.threads[-1].start()
+
+    def wait(self) -> dict[str, object]:
+        for each in self.threads:
+            each.join(WAIT_S)
+        assert not any(each.is_alive() for each in self.threads), sorted(self.answers)
+        return self.answers
+
+
+def bytes_of(path: Path) -> Callable[[], bytes]:
+    return path.read_bytes
+
+
+@in_both_ways
+def test_a_successor_answers_all_that_its_predecessor_had_in_hand(
+    mounted: Mounter, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Its event loop is stuck, and its front passes on all that it cannot answer; lookups of short
+    and long names, a listing, reads, an ioctl."""
+    (tmp_path / "sitecustomize.py").write_text(HANGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (files / ("n" * 255)).write_bytes(b"long")
+    mount = mounted(*TAKEOVER, "--takeover-by", way, "--hang-after", "none")
+    known = mount / "d0/e0/f0"
+    assert known.stat().st_size == len(content_of(0))
+    for times in range(2):
+        eventually(lambda: is_ready(mount.pid), "a standby is ready")
+        os.kill(mount.pid, signal.SIGUSR1)
+        ask = Asking()
+        ask("read", bytes_of(known))
+        for number in range(times + 1, FILES, 40):
+            path = mount / f"d{number % 7}/e{number % 3}/f{number}"
+            ask(str(number), bytes_of(path))
+        ask("long", bytes_of(mount / ("n" * 255)))
+        ask("missing", (mount / f"missing-{times}").exists)
+        ask("names", lambda: sorted(os.listdir(mount / f"d{times}")))  # noqa: B023
+        # a process, because Python 3.11 does not release its lock for a large ioctl
+        ask("statistics", lambda: copperfs("stats", "--json", mount.mountpoint).stdout)
+        time.sleep(2)
+        assert "statistics" not in ask.answers
+        before = mount.pid
+        os.kill(before, signal.SIGKILL)
+        answers = ask.wait()
+        mount.pid = successor(mount)
+        assert answers.pop("read") == content_of(0)
+        assert answers.pop("long") == b"long"
+        assert answers.pop("missing") is False
+        assert answers.pop("names") == ["e0", "e1", "e2"]
+        assert json.loads(str(answers.pop("statistics")))["pid"] == mount.pid != before
+        assert answers == {number: content_of(int(number)) for number in answers}
+    assert mount.log.read_text().count("took over") == 2
+
+
+@pytest.fixture
+def slow(files: Path) -> Iterator[StandIn]:
+    with StandIn(files) as standin:
+        yield standin
+        standin.heal()
+
+
+@in_both_ways
+def test_what_waits_for_the_source_is_asked_for_again(
+    slow: StandIn, mounted: Mounter, way: str
+) -> None:
+    """By each successor of several; their threads hang in the kernel, and are passed over."""
+    options = ("--takeover-by", way, "--hang-after", "1", "--source-deadline", "60")
+    mount = mounted(*TAKEOVER, *options, of=slow.mountpoint)
+    names = [f"d{number % 7}/e{number % 3}/f{number}" for number in range(6)]
+    for each in names:
+        os.lstat(mount / each)
+        slow.hang(each, ops=["read"])
+    slow.hang("d6", ops=["opendir", "readdir"])
+    ask = Asking()
+    for each in names:
+        ask(each, bytes_of(mount / each))
+    ask("names", lambda: sorted(os.listdir(mount / "d6")))
+    for _ in range(3):
+        slow.wait_for_hanging(len(names) + 1)
+        assert ask.answers == {}
+        eventually(lambda: is_ready(mount.pid), "a standby is ready")
+        kill(mount)
+    slow.heal()
+    answers = ask.wait()
+    assert answers.pop("names") == ["e0", "e1", "e2"]
+    assert answers == {each: content_of(number) for number, each in enumerate(names)}
+
+
+INTERRUPTED = """if True:
+    import os, signal, sys
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    print("up", flush=True)
+    os.lstat(sys.argv[1])
+"""
+
+
+@in_both_ways
+def test_a_reader_that_was_interrupted_before_can_be_killed_after(
+    slow: StandIn, mounted: Mounter, way: str
+) -> None:
+    """The kernel tells of the first signal, and of none after it."""
+    options = ("--takeover-by", way, "--hang-after", "1", "--source-deadline", "60")
+    mount = mounted(*TAKEOVER, *options, of=slow.mountpoint)
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    os.lstat(mount / "d0/e0")
+    slow.hang("d0/e0", ops=["opendir", "readdir"])
+    reader = start_python(INTERRUPTED, mount / "d0/e0/f0")
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "up\n"
+        slow.wait_for_hanging(1)
+        before = mount.stats()["front"]["interrupts"]
+        reader.send_signal(signal.SIGUSR1)
+        eventually(lambda: mount.stats()["front"]["interrupts"] > before, "the front has heard it")
+        kill(mount)
+        slow.wait_for_hanging(1)
+        assert is_running(reader.pid)
+        reader.kill()
+        eventually(lambda: not is_running(reader.pid), "the reader is dead")
+        assert slow.counts().hanging >= 1, "it still hung when the reader died"
+    finally:
+        slow.heal()
+        reader.kill()
+        reader.communicate()
+
+
 def test_a_daemon_that_a_debugger_has_stopped_is_left_alone(mounted: Mounter, files: Path) -> None:
     mount = mounted(*TAKEOVER, "--hang-after", "1")
     eventually(lambda: is_ready(mount.pid), "a standby is ready")
@@ -290,6 +452,7 @@ def test_a_daemon_that_a_debugger_has_stopped_is_left_alone(mounted: Mounter, fi
     assert successor(mount) == mount.pid
 
 
+@in_both_ways
 def test_a_keeper_that_dies_is_replaced(taken: Mount) -> None:
     for _ in range(2):
         before = keeper_of(taken.pid)

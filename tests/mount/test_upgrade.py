@@ -43,18 +43,14 @@ from tests.mount.test_takeover import (
     kill,
     successor,
     taken,
+    way,
 )
 from tests.unit.test_layers import ROOT
 
-__all__ = ["files", "taken"]
+__all__ = ["files", "taken", "way"]
 
 UPGRADES = 3
 MIB = 1 << 20
-
-pytestmark = pytest.mark.skipif(
-    [int(each) for each in os.uname().release.split("-")[0].split(".")[:2]] < [6, 9],
-    reason="this kernel resends no requests",
-)
 
 
 def upgrade(mount: Mount, *flags: str) -> dict[str, Any]:
