@@ -304,8 +304,9 @@ class Asking:
         self.threads[-1].start()
 
     def wait(self) -> dict[str, object]:
+        until = time.monotonic() + WAIT_S
         for each in self.threads:
-            each.join(WAIT_S)
+            each.join(max(0.0, until - time.monotonic()))
         assert not any(each.is_alive() for each in self.threads), sorted(self.answers)
         return self.answers
 
