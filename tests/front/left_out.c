@@ -53,7 +53,7 @@ static void numbers_are_used_once(void)
 	struct tables t;
 	uint64_t left_out;
 
-	limit(4096);
+	limit(BEFORE_SEGMENTS);
 	begin(&t, fd, false);
 	left_out = seen(&t, t.root, "a", false);
 	CHECK(t.connection.header->left_out == 1);
@@ -81,7 +81,7 @@ static void nothing_stays_below_what_was_left_out(void)
 		sprintf(name, "n%u", i);
 		ids[i] = seen(&t, t.root, name, false);
 	}
-	limit(4096);
+	limit(BEFORE_SEGMENTS);
 	top = seen(&t, t.root, "top", true);
 	inode_forget(&t, ids[5], 1);
 	parent = seen(&t, inode_by_id(&t, top), "parent", true);

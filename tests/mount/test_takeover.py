@@ -33,6 +33,7 @@ from tests.mount.helpers import (
     start_python,
 )
 from tests.mount.keepers import is_ready, keeper_of, standby_of
+from tests.patience import PATIENCE
 from tests.standin import StandIn
 
 KILLS = 20
@@ -402,7 +403,7 @@ def test_a_reader_that_was_interrupted_before_can_be_killed_after(
     slow: StandIn, mounted: Mounter, way: str
 ) -> None:
     """The kernel tells of the first signal, and of none after it."""
-    options = ("--takeover-by", way, "--hang-after", "1", "--source-deadline", "60")
+    options = ("--takeover-by", way, "--hang-after", "1", "--source-deadline", "120")
     mount = mounted(*TAKEOVER, *options, of=slow.mountpoint)
     eventually(lambda: is_ready(mount.pid), "a standby is ready")
     os.lstat(mount / "d0/e0")
@@ -419,7 +420,7 @@ def test_a_reader_that_was_interrupted_before_can_be_killed_after(
         slow.wait_for_hanging(1)
         assert is_running(reader.pid)
         reader.kill()
-        eventually(lambda: not is_running(reader.pid), "the reader is dead")
+        eventually(lambda: not is_running(reader.pid), "the reader is dead", 10 * PATIENCE)
         assert slow.counts().hanging >= 1, "it still hung when the reader died"
     finally:
         slow.heal()

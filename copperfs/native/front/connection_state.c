@@ -11,9 +11,8 @@
 #define HEADER_SIZE ((size_t)4096)
 #define SEGMENT_SIZE ((size_t)SEGMENT_CELLS * RECORD_CELL)
 
-/* Before the segments. */
-#define READING_SIZE ((size_t)READERS_MAX * READING_ROOM)
-#define FIXED_SIZE (HEADER_SIZE + READING_SIZE)
+#define FIXED_SIZE ((size_t)BEFORE_SEGMENTS)
+#define READING_SIZE (FIXED_SIZE - HEADER_SIZE)
 
 _Static_assert(sizeof(struct connection_header) <= HEADER_SIZE, "one page");
 _Static_assert(offsetof(struct inode_record, name) + 255 <= 2 * RECORD_CELL, "any name fits");

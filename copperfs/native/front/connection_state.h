@@ -38,6 +38,7 @@ enum {
 	/* Threads of the front, each with a place to read into. What is larger is a write. */
 	READERS_MAX = 64,
 	READING_ROOM = 5 * 4096, /* the largest ioctl is 16,455 bytes */
+	BEFORE_SEGMENTS = 4096 + READERS_MAX * READING_ROOM,
 	CELLS_MAX = (READING_ROOM + 16 + RECORD_CELL - 1) / RECORD_CELL,
 };
 
