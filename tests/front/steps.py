@@ -63,7 +63,8 @@ def _again(within_s: float, once: Callable[[], str]) -> str:
 
 def _stress(program: Path, _: Path, seconds: float) -> str:
     def once() -> str:
-        output = run([program, str(STRESS_REQUESTS)], timeout_s=AT_ONCE_S)
+        way: list[str | Path] = ["memory"] if len(outputs) % 2 else []
+        output = run([program, str(STRESS_REQUESTS), *way], timeout_s=AT_ONCE_S)
         requests, word, *_ = output.split(maxsplit=2)
         assert word == "requests,", output
         assert int(requests) >= STRESS_REQUESTS, output

@@ -1,7 +1,9 @@
 /*
  * Stress test of the whole front with all its threads, on a socketpair instead of /dev/fuse.
  *
- *   stress REQUESTS
+ *   stress REQUESTS [memory]
+ *
+ * With `memory`, requests are read into memory that outlives the process (requests_in_hand.h).
  *
  * kernel     sends requests with up to WINDOW of them unanswered, and checks every reply: sound, to
  *            a waiting request, and only one. It forgets inodes, interrupts some requests, and
@@ -838,12 +840,21 @@ static void pair(int *ours, int *theirs)
 	*theirs = ends[1];
 }
 
+static bool is_left(struct request_record *record, void *context)
+{
+	(void)record;
+	(void)context;
+	return false;
+}
+
 static void end_check(void)
 {
 	struct tables *t = &front->tables;
 
 	tables_check(t);
 	CHECK(!front->pending_count);
+	if (connection_is_kept(&t->connection))
+		CHECK(requests_each(&t->connection, is_left, NULL));
 	CHECK(front->allowance == ALLOWANCE);
 	while (t->idle_count) { /* those that only their age kept */
 		struct fuse_attr attr = { .mode = S_IFREG };
@@ -875,6 +886,8 @@ int main(int argc, char **argv)
 	pack_names();
 	CHECK(!pipe2(source_pipe, O_CLOEXEC));
 	CHECK(!front_init(front, 2000));
+	if (argc > 2)
+		CHECK(front_keep_connection(front, memfd_create("connection", MFD_CLOEXEC), false, false, true));
 	pair(&kernel_fd, &front->fuse_fd);
 	pair(&handlers_fd, &front->miss_fd);
 	pair(&control_fd, &front->control_fd);

@@ -58,11 +58,14 @@ def test_what_failed_before_and_some_random_inputs_do_no_harm(fuzzer: str, tmp_p
     assert output.endswith(f"{len(inputs)} files, {QUICK_RUNS} runs\n")
 
 
-def test_every_request_gets_one_sound_reply_while_the_tables_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [[], ["memory"]], ids=["private", "memory"])
+def test_every_request_gets_one_sound_reply_while_the_tables_change(
+    tmp_path: Path, way: list[str | Path]
+) -> None:
     stress = build("gcc", "address,undefined", STRESS, tmp_path / "stress")
     output = ""
     for _ in range(3):  # the order of the threads may leave out a kind of work
-        output = run([stress, QUICK_REQUESTS], timeout_s=TIMEOUT_S)
+        output = run([stress, QUICK_REQUESTS, *way], timeout_s=TIMEOUT_S)
         if NOT_ALL not in output:
             break
     assert NOT_ALL not in output

@@ -141,6 +141,13 @@ FEATURES = (
         ),
     ),
     Feature(
+        "a daemon that dies, and its successor",
+        (
+            "test_takeover::test_a_successor_answers_all_that_its_predecessor_had_in_hand[memory]",
+            "test_takeover::test_what_was_open_goes_on[memory]",
+        ),
+    ),
+    Feature(
         "a job of several nodes",
         ("test_chunks::test_mappings_libraries_and_programs",),
     ),
