@@ -172,7 +172,7 @@ def test_another_version_takes_over_and_is_taken_over(taken: Mount, another: Ano
         ("daemon/handover.py", "VERSION = 1", "VERSION = 77", "in the form 1, and not 77"),
         (
             "native/__init__.py", "__all__ =", "CONNECTION_VERSION = 77\n__all__ =",
-            "has the form 1, and not 77",
+            "has the form 2, and not 77",
         ),
         (
             "config/settings.py", "class Settings:", "class Settings:\n    other: int",
