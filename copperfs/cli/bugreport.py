@@ -19,7 +19,7 @@ paths: look into it before you send it.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument(
-        "mountpoints", metavar="MNT", nargs="*", help="mount points (all of this user, here)"
+        "mountpoints", metavar="MNT", nargs="*", help="mounts to look into (all of this user, here)"
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="a .tar.gz (a new one in /tmp, for its owner only)"

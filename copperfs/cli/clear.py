@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from copperfs.cli.output import ask, print_document, refuse_missing
+from copperfs.cli.which_mount import add_mount_argument, which_mount
 from copperfs.fuse.ioctl import IoctlRequest
 
 NAME = "clear"
@@ -11,7 +12,7 @@ HELP = "drop the caches of daemons and kernels on all nodes of the job"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="MNT", help="a path in the mount")
+    add_mount_argument(parser, "the mount whose caches are dropped", dest="path")
     parser.add_argument(
         "--local",
         action="store_true",
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     request = IoctlRequest.CLEAR_LOCAL if arguments.local else IoctlRequest.CLEAR
-    cleared: Any = ask(arguments.path, request)
+    cleared: Any = ask(which_mount(arguments.path), request)
     print_document(cleared, _sentence, as_json=arguments.json)
     refuse_missing(cleared, "confirm, and may keep their caches")
     return 0

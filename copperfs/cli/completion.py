@@ -18,7 +18,12 @@ fish: put it into ~/.config/fish/completions/copperfs.fish
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("shell", metavar="|".join(SHELLS), choices=tuple(SHELLS), help="which")
+    parser.add_argument(
+        "shell",
+        metavar="|".join(SHELLS),
+        choices=tuple(SHELLS),
+        help="the shell that reads the script",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

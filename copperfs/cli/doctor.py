@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         peers=arguments.peer,
         nodes=settings.nodes or look_around(os.environ).nodes or 1,
         port=settings.port or PORT_DEFAULT,
-        mountpoint=arguments.path,
+        # Some checks run in processes with another working directory.
+        mountpoint=arguments.path and os.path.abspath(arguments.path),
     )
     found = []
     for check in (*LOCAL_CHECKS, *PEER_CHECKS):

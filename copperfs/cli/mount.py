@@ -9,11 +9,17 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from copperfs.cli.options import add_option_flags, given_flags, resolve_settings
+from copperfs.cli.options import (
+    add_option_flags,
+    given_flags,
+    resolve_settings,
+    take_mount_options,
+)
 from copperfs.cli.output import print_progress, waiting
 from copperfs.cli.sigterm import ended_by_sigterm
 from copperfs.config.settings import RUN_ONLY, Settings, check_tier
-from copperfs.model.errors import MountError
+from copperfs.launch.launcher_variables import MOUNTPOINT_VARIABLE
+from copperfs.model.errors import UsageError
 
 if TYPE_CHECKING:
     import subprocess
@@ -25,20 +31,38 @@ HELP = "mount a read-only view of a directory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT", help="an existing directory")
+    parser.add_argument(
+        "mountpoint",
+        metavar="MNT",
+        nargs="?",
+        help="the directory to mount over ($COPPERFS_MOUNTPOINT)",
+    )
+    parser.add_argument(
+        "-o",
+        dest="mount_options",
+        metavar="OPTION,...",
+        action="append",
+        default=[],
+        help="options as of mount.fuse: allow_other, or settings such as memory=4GiB",
+    )
     add_option_flags(parser, without=RUN_ONLY)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = resolve_settings(arguments.mountpoint, arguments)
+    mountpoint = arguments.mountpoint or os.environ.get(MOUNTPOINT_VARIABLE)
+    if mountpoint is None:
+        raise UsageError("mount: name a directory to mount over", "see: copperfs mount --help")
+    take_mount_options(arguments)
+    settings = resolve_settings(mountpoint, arguments)
     from copperfs.cli.preflight import at_mountpoint, on_this_node, prepare, with_tier_size
     from copperfs.launch.launch_method import ByMpi, launch
 
     settings = at_mountpoint(on_this_node(settings), os.path.abspath(settings.mountpoint))
     check_tier(settings)
     if settings.foreground and given_flags(arguments).get("takeover"):
-        raise MountError(
-            "a successor would not be in the foreground; leave out --takeover or --foreground"
+        raise UsageError(
+            "mount: a successor would not be in the foreground; leave out --takeover or "
+            "--foreground"
         )
     settings = with_tier_size(settings)
     with ended_by_sigterm(), waiting("waiting for the other nodes"):

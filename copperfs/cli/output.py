@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from copperfs.model.errors import ControlError
+from copperfs.model.errors import ControlError, CopperError, IncompleteError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,9 +105,9 @@ def answered_text(document: Any) -> "Text":
 
 
 def refuse_missing(document: Any, what: str) -> None:
-    """Raise ControlError if some nodes did not do *what*."""
+    """Raise IncompleteError if some nodes did not do *what*."""
     if missing := document.get("missing"):
-        raise ControlError(
+        raise IncompleteError(
             f"{len(missing)} of {document['roster']} nodes did not {what}: {missing_names(missing)}"
         )
 
@@ -174,6 +174,17 @@ def ask(path: str, request: "IoctlRequest", argument: bytes = b"") -> Any:
 
 def print_error(sentence: str) -> None:
     print(f"copperfs: {printable(sentence)}", file=sys.stderr)
+
+
+def print_json_error(error: CopperError) -> None:
+    """On standard error, so that standard output has nothing but the document."""
+    kind = type(error).__name__.removesuffix("Error").lower()
+    told = {"kind": kind, "exit_code": error.exit_code, "message": printable(str(error))}
+    print(json.dumps({"version": 1, "error": told}), file=sys.stderr)
+
+
+def print_warning(sentence: str) -> None:
+    print(f"copperfs: warning: {printable(sentence)}", file=sys.stderr, flush=True)
 
 
 def print_progress(sentence: str) -> None:

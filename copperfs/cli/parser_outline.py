@@ -1,12 +1,15 @@
 """Command tree: the commands as data for man pages, shell completion and ``docs/commands.md``, read
 from the parsers of ``--help``.
 
-Only this module uses private names of argparse, which has no public way to walk parsers.
+This module and ``command_parser.py`` use private names of argparse, which has no public way to walk
+parsers.
 """
 
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from copperfs.cli.repeated_values import RepeatableAction
 
 # Metavars of files and directories.
 PATHS = frozenset(
@@ -65,6 +68,8 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[Argument]:
     formatter = parser._get_formatter()
     for group in parser._action_groups:
         for action in group._group_actions:
+            if action.help == argparse.SUPPRESS:
+                continue
             title = group.title or ""
             metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
             yield Argument(
@@ -73,5 +78,5 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[Argument]:
                 formatter._expand_help(action) if action.help else "",
                 "" if title in ("options", "positional arguments") else title,
                 action.nargs in ("?", "*") or (bool(action.option_strings) and not action.required),
-                action.nargs in ("*", "+"),
+                action.nargs in ("*", "+") or isinstance(action, RepeatableAction),
             )

@@ -20,9 +20,10 @@ from copperfs.cli.output import (
     waiting,
     write_file,
 )
+from copperfs.cli.which_mount import add_mount_argument, which_mount
 from copperfs.config.settings import bytes_text
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-from copperfs.model.errors import ControlError
+from copperfs.model.errors import ControlError, CopperError, UsageError
 
 NAME = "profile"
 HELP = "show what each path costs, which lookups failed, and what is used at all"
@@ -30,7 +31,7 @@ EPILOG = """\
 Only the mount's owner can profile, one at a time. What others do on this node is seen as well.
 
 exit codes: with a command its own (128 and the number of the signal that ended it), 125 if copperfs
-failed; with --attach 0, or 1.
+failed, 2 for wrong usage; with --attach 0, or 5 if the mount refuses.
 """
 FAILED = 125
 ROWS_SHOWN = 15
@@ -38,7 +39,7 @@ ROWS_SHOWN = 15
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("mountpoint", metavar="MNT", help="the mount point")
+    add_mount_argument(parser, "the mount through which the command reads")
     parser.add_argument("--html", metavar="FILE", help="also write a report for a browser")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it")
     parser.add_argument(
@@ -63,13 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if (arguments.attach is None) == (not arguments.program):
-        raise ControlError("nothing to profile; give a command after --, or --attach")
+        raise UsageError("nothing to profile; give a command after --, or --attach")
     if arguments.attach is not None:
         _profile(arguments)
         return 0
     try:
         return _profile(arguments)
-    except ControlError as error:
+    except CopperError as error:
         print_error(str(error))
         return FAILED
 
@@ -78,7 +79,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     from copperfs.cli.profile_analysis import analyse, rows_of, whole
     from copperfs.fuse.mounting import absolute
 
-    mountpoint = absolute(arguments.mountpoint)
+    mountpoint = absolute(which_mount(arguments.mountpoint))
     for path in (arguments.html, arguments.json):
         if path not in (None, "-"):
             write_file(path, "")  # better fail now than after the command

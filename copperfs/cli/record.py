@@ -9,32 +9,46 @@ import argparse
 import json
 import subprocess
 
-from copperfs.cli.output import print_progress, write_file
+from copperfs.cli.output import print_error, print_progress, write_file
+from copperfs.cli.which_mount import add_mount_argument, which_mount
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-from copperfs.model.errors import ControlError
+from copperfs.model.errors import ControlError, CopperError, UsageError
 
 NAME = "record"
 HELP = "record what a command reads through the mount"
 
 
 EPILOG = """\
-exit codes: that of the command; 128 and the number of the signal that ended it; 1 if copperfs
-failed.
+exit codes: that of the command; 128 and the number of the signal that ended it; 125 if copperfs
+failed; 2 wrong usage.
 """
+FAILED = 125
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT", help="the mount point")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the manifest")
-    parser.add_argument("program", metavar="COMMAND", nargs="+", help="after --, as on its own")
+    add_mount_argument(parser, "the mount through which the command reads")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="the manifest to write"
+    )
+    parser.add_argument("program", metavar="COMMAND", nargs="*", help="after --, as on its own")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not arguments.program:
+        raise UsageError("record: no command is given; write it after --")
+    try:
+        return _record(arguments)
+    except CopperError as error:
+        print_error(str(error))
+        return FAILED
+
+
+def _record(arguments: argparse.Namespace) -> int:
     from copperfs.fuse.mounting import absolute
 
     command: list[str] = arguments.program
-    mountpoint = absolute(arguments.mountpoint)
+    mountpoint = absolute(which_mount(arguments.mountpoint))
     write_file(arguments.output, "")  # better fail now than after the command
     ask_mount(mountpoint, IoctlRequest.CLEAR_LOCAL)
     evicted = _evictions(ask_mount(mountpoint, IoctlRequest.STATISTICS))

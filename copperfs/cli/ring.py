@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group
 
 from copperfs.cli.output import answered_text, ask, print_document, printable, table
+from copperfs.cli.which_mount import add_mount_argument, mount_and_paths
 from copperfs.config.settings import bytes_text
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
@@ -20,7 +21,7 @@ COLUMNS = ("owns", "in memory", "on disk")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("mountpoint", metavar="MNT", help="the mount point")
+    add_mount_argument(parser, "the mount whose data tier is shown")
     parser.add_argument(
         "paths",
         metavar="PATH",
@@ -31,21 +32,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    document: Any = ask(arguments.mountpoint, IoctlRequest.RING)
+    mountpoint, paths = mount_and_paths(arguments.mountpoint, arguments.paths)
+    document: Any = ask(mountpoint, IoctlRequest.RING)
     if document["placement"] is None and not document["chunk_bytes"]:
         raise ControlError(
             "no node keeps chunks: give --tier-dir, or in a job of several nodes --tier-memory"
         )
     document |= imbalance(document["members"])
-    if arguments.paths:
-        document["paths"] = [_owners(arguments.mountpoint, each) for each in arguments.paths]
-    print_document(document, _path_tables if arguments.paths else _tables, as_json=arguments.json)
+    if paths:
+        document["paths"] = [_owners(mountpoint, each) for each in paths]
+    print_document(document, _path_tables if paths else _tables, as_json=arguments.json)
     return 0
 
 
 def _owners(mountpoint: str, path: str) -> dict[str, Any]:
     top = os.path.realpath(mountpoint)
-    full = os.path.realpath(path if os.path.isabs(path) else os.path.join(top, path))
+    full = os.path.realpath(path)
+    if not full.startswith(f"{top}/") and not os.path.isabs(path):
+        full = os.path.realpath(os.path.join(top, path))
     if not full.startswith(f"{top}/"):
         raise ControlError(f"{path} is not below {mountpoint}")
     request = json.dumps({"path": os.path.relpath(full, top)}).encode()

@@ -7,6 +7,7 @@ from typing import Any
 
 from copperfs.cli.options import argument_type
 from copperfs.cli.output import console, print_document, refuse_missing, transfer_progress
+from copperfs.cli.which_mount import add_mount_argument, which_mount
 from copperfs.config.settings import parse_size
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
@@ -19,7 +20,7 @@ POLL_ALL_EVERY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="MNT", help="a path in the mount")
+    add_mount_argument(parser, "the mount whose disk is checked", dest="path")
     parser.add_argument("--all", action="store_true", help="all nodes of the job")
     parser.add_argument(
         "--rate",
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    arguments.path = which_mount(arguments.path)
     request = json.dumps({"all": arguments.all, "rate": arguments.rate}).encode()
     state: Any = ask_mount(arguments.path, IoctlRequest.SCRUB, request)
     if not state["disks"]:

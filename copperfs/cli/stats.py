@@ -14,6 +14,7 @@ from copperfs.cli.output import (
     table,
     waiting,
 )
+from copperfs.cli.which_mount import add_mount_argument, which_mount
 from copperfs.config.settings import bytes_text
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
@@ -29,7 +30,7 @@ WATCH_INTERVAL_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="MNT", help="a path in the mount")
+    add_mount_argument(parser, "the mount to ask", dest="path")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--watch", action="store_true", help="repeat each second until interrupted")
     parser.add_argument(
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    arguments.path = which_mount(arguments.path)
     if arguments.reset:
         return _reset(arguments)
     if arguments.objects:

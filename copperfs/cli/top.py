@@ -19,6 +19,7 @@ from rich.live import Live
 from copperfs.cli.output import console, print_json, write_file
 from copperfs.cli.top_rates import of_job, of_node
 from copperfs.cli.top_view import frame
+from copperfs.cli.which_mount import add_mount_argument, which_mount
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
@@ -27,7 +28,8 @@ HELP = "show what a mount, or all nodes of its job, do now"
 EPILOG = """\
 keys: a all nodes or this one, q end. Without a terminal it prints one frame.
 
-exit codes: 0, also when the mount is unmounted meanwhile; 1 if it cannot be asked.
+exit codes: 0, also when the mount is unmounted meanwhile; 5 if it cannot be asked; 2 wrong
+usage.
 """
 # A request for the tree pings parents, and places rarely change.
 TREE_EVERY_S = 5.0
@@ -37,7 +39,7 @@ SVG_COLUMNS = 118
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("path", metavar="MNT", help="a path in the mount")
+    add_mount_argument(parser, "the mount to watch", dest="path")
     parser.add_argument("--all", action="store_true", help="all nodes of the job, as a tree")
     parser.add_argument(
         "--interval",
@@ -65,7 +67,7 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    look = _Look(arguments.path, all_nodes=arguments.all)
+    look = _Look(which_mount(arguments.path), all_nodes=arguments.all)
     if arguments.svg is not None:
         time.sleep(arguments.interval)
         _write_svg(arguments.svg, frame(look.again(), title=look.title))

@@ -15,6 +15,7 @@ from rich.tree import Tree
 
 from copperfs.cli.options import argument_type
 from copperfs.cli.output import answered_text, ask, names_of, print_document, printable
+from copperfs.cli.which_mount import add_mount_argument, which_mount
 from copperfs.config.settings import whole_number
 from copperfs.fuse.ioctl import IoctlRequest
 
@@ -29,7 +30,7 @@ TREES_MAX = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="MNT", help="a path in the mount")
+    add_mount_argument(parser, "the mount whose job is shown", dest="path")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--depth",
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     print_document(
-        ask(arguments.path, IoctlRequest.TREE),
+        ask(which_mount(arguments.path), IoctlRequest.TREE),
         lambda document: shown(document, arguments.depth),
         as_json=arguments.json,
     )

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from copperfs.cli.output import console, print_json, printable, waiting
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-from copperfs.model.errors import ControlError, MountError
+from copperfs.model.errors import ControlError, CopperError, MountError, UsageError
 from copperfs.model.types import is_below
 
 NAME = "umount"
@@ -20,13 +20,16 @@ DAEMON_ENDS_WITHIN_S = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "mountpoint", metavar="MOUNTPOINT", nargs="?", help="a mount of copperfs or pfs-sim"
+        "mountpoints",
+        metavar="MNT",
+        nargs="*",
+        help="mounts of copperfs or pfs-sim to end",
     )
     parser.add_argument(
         "--stale",
         action="store_true",
         help="all mounts of this user, or for root of all users, whose daemons are gone; only "
-        "those in MOUNTPOINT if given",
+        "those below MNT if given",
     )
     parser.add_argument("--json", action="store_true", help="with --stale, print JSON")
     parser.add_argument(
@@ -38,10 +41,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.stale:
-        return _unmount_stale(arguments.mountpoint, as_json=arguments.json)
-    if arguments.mountpoint is None:
-        raise MountError("nothing is named; give a mount point, or --stale")
-    return _unmount(arguments)
+        if len(arguments.mountpoints) > 1:
+            raise UsageError("umount: --stale takes one directory, or none")
+        return _unmount_stale(next(iter(arguments.mountpoints), None), as_json=arguments.json)
+    return _unmount_all(arguments.mountpoints, lazy=arguments.lazy)
+
+
+def _unmount_all(named: list[str], *, lazy: bool) -> int:
+    """Each is tried, whatever became of the others."""
+    left: list[str] = []
+    if not named:
+        raise UsageError("umount: nothing is named; give a mount point, or --stale")
+    for each in named:
+        try:
+            _unmount(each, lazy=lazy)
+        except CopperError as error:
+            left.append(str(error))
+    if left:
+        raise MountError("; ".join(left))
+    return 0
 
 
 def _unmount_stale(within: str | None, *, as_json: bool) -> int:
@@ -83,7 +101,7 @@ def _unmount_stale(within: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def _unmount(arguments: argparse.Namespace) -> int:
+def _unmount(named: str, *, lazy: bool) -> None:
     from copperfs.fuse.daemon_start import start_of
     from copperfs.fuse.mounting import (
         FSTYPE,
@@ -94,11 +112,11 @@ def _unmount(arguments: argparse.Namespace) -> int:
         unmount,
     )
 
-    mountpoint = absolute(arguments.mountpoint)
+    mountpoint = absolute(named)
     mounted = mount_at(mountpoint)
     if mounted is None:
         if _end_inside(mountpoint):
-            return 0
+            return
         raise MountError(f"{mountpoint} is not mounted")
     if mounted.fstype not in (FSTYPE, PFS_SIM_FSTYPE):
         raise MountError(f"{mountpoint} is a mount of type {mounted.fstype}, not one of copperfs")
@@ -106,10 +124,9 @@ def _unmount(arguments: argparse.Namespace) -> int:
     pid = _daemon_of(mountpoint) if alive else None
     started = None if pid is None else start_of(pid)
     with waiting(f"unmounting {mountpoint}"):
-        unmount(mountpoint, lazy=arguments.lazy or alive is False)
-        if pid is not None and started is not None and not arguments.lazy:
+        unmount(mountpoint, lazy=lazy or alive is False)
+        if pid is not None and started is not None and not lazy:
             _wait_for_end(pid, started)
-    return 0
 
 
 def _end_inside(mountpoint: str) -> bool:

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from copperfs.cli.options import add_setting_flags, given_flags
 from copperfs.cli.output import console, print_error, print_json, printable, waiting
+from copperfs.cli.which_mount import add_mount_argument, which_mount
 from copperfs.config.settings import RUN_ONLY, Settings, Value, check_tier
 from copperfs.fuse.ioctl import DATA_BYTES, IoctlRequest, ask_mount
-from copperfs.model.errors import ControlError, CopperError
+from copperfs.model.errors import ControlError, CopperError, UsageError
 
 Found = TypeVar("Found")
 
@@ -42,7 +43,7 @@ class Upgraded:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("mountpoint", metavar="MNT", nargs="?", help="a mount point")
+    add_mount_argument(parser, "the mount that goes on with this version")
     parser.add_argument(
         "--all",
         action="store_true",
@@ -53,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if (arguments.mountpoint is None) != arguments.all:
-        raise ControlError("give one mount point, or --all")
+    if arguments.mountpoint is not None and arguments.all:
+        raise UsageError("give one mount point, or --all")
     flags = given_flags(arguments)
-    places = _all_mounts() if arguments.all else [_place(arguments.mountpoint)]
+    places = _all_mounts() if arguments.all else [_place(which_mount(arguments.mountpoint))]
     upgraded: list[Upgraded] = []
     failed: dict[str, str] = {}
     for mountpoint, path in places:

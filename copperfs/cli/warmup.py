@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from copperfs.cli.output import print_document, printable, transfer_progress
+from copperfs.cli.which_mount import add_mount_argument, mount_and_paths
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-from copperfs.model.errors import ControlError
+from copperfs.model.errors import ControlError, UsageError
 
 NAME = "warmup"
 HELP = "bring files into the memory of every node, or with --ring into the data tier"
@@ -27,14 +28,14 @@ LINKS_MAX = 40
 
 
 EPILOG = """\
-exit codes: 0 if every node holds the set; 1 if not, or if nothing was done; 2 wrong usage; 130
-interrupted.
+exit codes: 0 if every node holds the set; 1 if not; 2 wrong usage; 5 if the mount cannot be asked,
+or refuses; 130 interrupted.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT", help="the mount point")
+    add_mount_argument(parser, "the mount to warm up")
     parser.add_argument(
         "paths",
         metavar="PATH",
@@ -61,9 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.fuse.mounting import absolute
 
-    mountpoint = absolute(arguments.mountpoint)
     if arguments.ring and (arguments.manifest is not None or arguments.evict):
-        raise ControlError("--ring takes paths, and neither --manifest nor --evict")
+        raise UsageError("--ring takes paths, and neither --manifest nor --evict")
+    named, paths = mount_and_paths(arguments.mountpoint, arguments.paths)
+    mountpoint = absolute(named)
     hello = ask_mount(mountpoint, IoctlRequest.HELLO)
     assert isinstance(hello, dict)
     if hello["mountpoint"] != mountpoint:
@@ -71,13 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"{mountpoint} is in the mount; its mount point is {hello['mountpoint']}"
         )
     wanted = Wanted()
-    places = Places(mountpoint, hello["source"], os.path.abspath(arguments.mountpoint))
-    for path in arguments.paths:
+    places = Places(mountpoint, hello["source"], os.path.abspath(named))
+    for path in paths:
         wanted.add(followed(places, path))
     if arguments.manifest is not None:
         wanted.add(read_manifest(arguments.manifest))
     if not (wanted.paths or wanted.files or wanted.listings):
-        raise ControlError("nothing to warm up; name paths, or a --manifest that is not empty")
+        raise UsageError("nothing to warm up; name paths, or a --manifest that is not empty")
     more = {"ring": True} if arguments.ring else {"evict": arguments.evict}
     outcome = _warm_up(mountpoint, asdict(wanted) | more | {"check": arguments.check})
     print_document(outcome, _ring_sentence if arguments.ring else _sentence, as_json=arguments.json)

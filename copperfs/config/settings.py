@@ -305,7 +305,7 @@ class Settings:
             PREFIX,
             "Absolute paths on shared filesystems: all below them is kept as one snapshot, or "
             "for --revalidate seconds; all else is local to the node and kept for one second. "
-            "Put the mount point before this flag; colons separate paths in the variable.",
+            "Repeat the flag for each; colons separate paths in the variable.",
             default_text="with --source /, the network filesystems of this node; if there are "
             "none, or with another source, all but /proc, /sys, /dev and /run. A "
             "job of several machines takes no disk of one of them, and is refused "

@@ -213,7 +213,7 @@ def test_if_the_source_is_missing_each_daemon_says_so_and_one_is_heard(tmp_path:
     directory = tmp_path / "cluster"
     source = tmp_path / "missing"
     done = copperfs("cluster", "up", "-n", "4", "--dir", directory, "--source", source)
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "is not a directory that can be read" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not directory.exists()

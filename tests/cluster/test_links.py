@@ -75,7 +75,7 @@ def test_nothing_of_the_networks_is_left(tmp_path: Path, source: Path) -> None:
         *("cluster", "up", "-n", "3", "--netns", "--dir", tmp_path / "cluster"),
         *("--source", tmp_path / "missing"),
     )
-    assert failed.returncode == 1
+    assert failed.returncode == 4
     assert sorted(os.listdir("/sys/class/net")) == interfaces
 
 

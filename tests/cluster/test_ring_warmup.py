@@ -294,7 +294,7 @@ def test_only_what_goes_through_the_tier_is_taken(
 
     def refusal(*words: str) -> str:
         done = copperfs("warmup", "--ring", cluster.mnt(0), *words)
-        assert done.returncode == 1, done.stdout
+        assert done.returncode == 5, done.stdout
         return done.stderr
 
     assert "nothing of that goes through the data tier" in refusal("below/small")
@@ -306,5 +306,5 @@ def test_where_nobody_keeps_chunks_it_is_refused(started: Starter, source: Path)
     (source / "file").write_bytes(b"x")
     cluster = started(2, "--tier-memory", "0")
     done = copperfs("warmup", "--ring", cluster.mnt(0), "file")
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert "nobody keeps chunks here" in done.stderr

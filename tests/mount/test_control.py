@@ -261,7 +261,7 @@ def test_what_is_refused_is_said_in_a_sentence(mounted: Mounter) -> None:
         asking = f"sys.exit(main([*{command}, sys.argv[1]]))\n"
         script = imports + BECOME.format(user=NOBODY) + asking
         done = run([sys.executable, "-c", script, str(mount.mountpoint)])
-        assert done.returncode == 1
+        assert done.returncode == 5
         said = f"only the owner of the mount {mount.mountpoint} is on, and root, may ask for this"
         assert said in done.stderr, done.stderr
 
@@ -480,7 +480,7 @@ def test_clear_says_what_it_did(source: Path, mounted: Mounter) -> None:
 def test_asking_what_is_no_mount_says_so(tmp_path: Path, command: str) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         done = copperfs(command, path)
-        assert done.returncode == 1
+        assert done.returncode == 5
         assert done.stderr.count("\n") == 1
         assert done.stderr.startswith("copperfs: ")
         assert str(path) in done.stderr

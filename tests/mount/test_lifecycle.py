@@ -97,7 +97,7 @@ def test_an_end_leaves_no_error_in_the_log(source: Path, mounted: Mounter) -> No
 def test_mounting_twice_is_refused(source: Path, mounted: Mounter) -> None:
     mount = mounted()
     done = copperfs("mount", mount.mountpoint, "--source", source)
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "is mounted already" in done.stderr
     assert f"copperfs umount {mount.mountpoint}" in done.stderr
     assert os.listdir(mount.mountpoint) == []
@@ -117,7 +117,7 @@ def test_what_cannot_be_mounted_is_said_in_one_sentence(source: Path, tmp_path: 
     for sentence, arguments in cases.items():
         done = copperfs("mount", *arguments)
         is_usage = "--memory" in arguments
-        assert done.returncode == (2 if is_usage else 1), arguments
+        assert done.returncode == (2 if is_usage else 4), arguments
         assert sentence in done.stderr, arguments
         assert "Traceback" not in done.stderr
         assert is_usage or done.stderr.count("\n") == 1
@@ -250,7 +250,7 @@ def test_a_log_that_somebody_else_has_prepared_is_not_written_to(
         arguments = ("--source", source, "--log-file", tmp_path / "log", *flags)
         done = copperfs("mount", tmp_path / "mnt", *arguments)
         why = "cannot be written: it is a symbolic link"
-        assert (done.returncode, done.stderr) == (1, f"copperfs: {tmp_path}/log {why}\n")
+        assert (done.returncode, done.stderr) == (4, f"copperfs: {tmp_path}/log {why}\n")
     assert (tmp_path / "precious").read_text() == "precious"
     assert not is_mounted(tmp_path / "mnt")
 
@@ -276,7 +276,7 @@ def test_a_mount_in_use_is_not_unmounted_unless_lazily(source: Path, mounted: Mo
     mount = mounted()
     with (mount / "file").open() as held:
         done = mount.umount()
-        assert done.returncode == 1
+        assert done.returncode == 4
         assert "is in use; end what uses it, or unmount with --lazy" in done.stderr
         assert (mount / "file").read_text() == "content"
         assert mount.umount("--lazy").returncode == 0
@@ -299,10 +299,10 @@ def test_a_signal_ends_a_mount_in_use_as_well(source: Path, mounted: Mounter) ->
 
 def test_unmounting_what_is_not_ours_is_refused(source: Path, tmp_path: Path) -> None:
     done = copperfs("umount", source)
-    assert (done.returncode, done.stderr) == (1, f"copperfs: {source} is not mounted\n")
+    assert (done.returncode, done.stderr) == (4, f"copperfs: {source} is not mounted\n")
     with bind_mounted(source, tmp_path / "bind"):
         done = copperfs("umount", tmp_path / "bind")
-        assert done.returncode == 1
+        assert done.returncode == 4
         assert "not one of copperfs" in done.stderr
         assert is_mounted(tmp_path / "bind")
 
@@ -396,7 +396,7 @@ def test_when_the_daemon_is_killed_readers_are_told_at_once_and_umount_cleans_up
         assert said.strip() in GONE
     assert name_of(errno_of(lambda: os.statvfs(mount.mountpoint))) == LATER
     done = copperfs("stats", mount.mountpoint)
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert f"copperfs umount {mount.mountpoint}" in done.stderr
     assert mount.umount().returncode == 0
     assert not is_mounted(mount.mountpoint)
@@ -498,7 +498,7 @@ def test_a_stopped_daemon_does_not_hang_the_commands(source: Path, mounted: Moun
     os.kill(mount.pid, signal.SIGSTOP)
     try:
         done = copperfs("mount", mount.mountpoint, "--source", source, timeout_s=30)
-        assert done.returncode == 1
+        assert done.returncode == 4
         assert "does not answer" in done.stderr
         assert f"copperfs umount --lazy {mount.mountpoint}" in done.stderr
         done = copperfs("umount", "--lazy", mount.mountpoint, timeout_s=30)

@@ -123,7 +123,7 @@ def test_a_port_that_is_taken_fails_the_mount(source: Path, tmp_path: Path) -> N
         taken.listen()
         port = taken.getsockname()[1]
         done = copperfs("mount", tmp_path / "m", "--source", source, "--metrics", str(port))
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert done.stderr == (
         f"copperfs: metrics cannot be given at port {port} of 127.0.0.1: Address already in use; "
         "give another --metrics\n"

@@ -262,11 +262,11 @@ def test_a_path_fails_hangs_and_heals_from_the_command_line(started: Starter, he
     reader.join(10)
     assert answers == ["b"]
     done = copperfs("pfs-ask", one, "release", str(rule))
-    assert (done.returncode, f"there is no rule {rule}" in done.stderr) == (1, True)
+    assert (done.returncode, f"there is no rule {rule}" in done.stderr) == (5, True)
     done = copperfs("pfs-ask", one, "fail", "/elsewhere", "--errno", "EIO")
-    assert (done.returncode, "not below a mount point" in done.stderr) == (1, True)
+    assert (done.returncode, "not below a mount point" in done.stderr) == (5, True)
     done = copperfs("pfs-ask", one, "fail", "dir", "--errno", "ENOSUCH")
-    assert (done.returncode, "is not an errno" in done.stderr) == (1, True)
+    assert (done.returncode, "is not an errno" in done.stderr) == (5, True)
 
 
 def test_whoever_hangs_can_be_killed_but_not_interrupted(started: Starter, here: Path) -> None:
@@ -335,7 +335,7 @@ def test_only_its_user_can_reach_the_control_socket(started: Starter, here: Path
 def test_a_directory_that_others_may_enter_is_refused(here: Path, tree: Path) -> None:
     (here / "copperfs").mkdir(mode=0o755)
     done = copperfs("pfs-sim", tree, here / "one")
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "only you may enter" in done.stderr
     assert not is_mounted(here / "one")
 
@@ -392,7 +392,7 @@ def test_what_a_killed_one_left_is_cleaned_up(started: Starter, here: Path) -> N
     os.kill(pid_of(sim), signal.SIGKILL)
     eventually(lambda: errno_of((here / "one").stat) == errno.ENOTCONN, "it is stale")
     done = copperfs("pfs-ask", here / "one", "counts")
-    assert (done.returncode, "cannot be asked" in done.stderr) == (1, True)
+    assert (done.returncode, "cannot be asked" in done.stderr) == (5, True)
     again = started()
     assert again.control != sim.control
     assert not Path(sim.control).exists()
@@ -414,11 +414,11 @@ def test_a_wrong_start_says_what_is_wrong(started: Starter, here: Path, tree: Pa
         done = copperfs("pfs-sim", *arguments)
         assert sentence in done.stderr, (arguments, done.stderr)
         is_usage = "--servers" in arguments or "--latency" in arguments
-        assert done.returncode == (2 if is_usage else 1), arguments
+        assert done.returncode == (2 if is_usage else 4), arguments
     assert not is_mounted(here / "one")
     started()
     done = copperfs("pfs-sim", tree, here / "one")
-    assert (done.returncode, "is mounted already" in done.stderr) == (1, True)
+    assert (done.returncode, "is mounted already" in done.stderr) == (4, True)
     assert (here / "one" / "dir" / "a").read_text() == "a"
     done = copperfs("pfs-ask", here, "counts")
     assert "is not a mount of copperfs pfs-sim" in done.stderr

@@ -619,7 +619,7 @@ def test_a_mount_that_was_unmounted_after_its_daemons_death_has_one_successor(
 
 def test_takeover_and_foreground_are_refused_together(tmp_path: Path, files: Path) -> None:
     done = copperfs("mount", tmp_path, "--source", files, "--takeover", "--foreground")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "leave out --takeover or --foreground" in done.stderr
     assert not is_mounted(tmp_path)
 

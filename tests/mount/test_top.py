@@ -119,5 +119,5 @@ def test_it_ends_when_the_mount_does(mounted: Mounter) -> None:
 
 def test_what_is_no_mount_is_said(tmp_path: Path) -> None:
     done = copperfs("top", tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert "is not on a mount of copperfs" in done.stderr

@@ -69,7 +69,7 @@ def test_both_say_which_node_runs_what(
         started.append((node, node.begin(environ=environ)))
     for number, (node, process) in enumerate(started):
         said = process.communicate(timeout=COMMAND_TIMEOUT_S)[1]
-        assert process.returncode == 1
+        assert process.returncode in (4, 6)
         assert said.count("\n") == 1, said
         assert f"copperfs {OTHER[0]} (wire version {OTHER[1]})" in said
         assert f"copperfs {__version__} (wire version {VERSION})" in said

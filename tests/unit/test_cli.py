@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,11 +11,21 @@ import pytest
 
 from copperfs import __version__
 from copperfs.cli import main as cli
+from copperfs.cli import which_mount
+from copperfs.cli.options import EVERYDAY, INTERNAL, take_mount_options
 from copperfs.cli.output import printable
-from copperfs.config.settings import OPTIONS
+from copperfs.config.settings import OPTIONS, RUN_ONLY
 from copperfs.lab import commands
 from copperfs.lab.commands import cluster_nodes
-from copperfs.model.errors import LaunchError, MountError
+from copperfs.model.errors import (
+    ConfigError,
+    ControlError,
+    CopperError,
+    LaunchError,
+    MountError,
+    NotBuiltError,
+    UsageError,
+)
 from tests.mount.helpers import run
 
 
@@ -58,12 +69,12 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == f"copperfs {__version__}\n"
 
 
-def test_an_error_is_one_sentence_and_exit_code_1(
+def test_an_error_is_one_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = MountError("/mnt is in use; unmount it first")
     only_command(monkeypatch, Failing(error))
-    assert cli.main(["fail"]) == 1
+    assert cli.main(["fail"]) == 4
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "copperfs: /mnt is in use; unmount it first\n")
 
@@ -72,7 +83,7 @@ def test_an_error_that_another_process_tells_is_silent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_command(monkeypatch, Failing(LaunchError("")))
-    assert cli.main(["fail"]) == 1
+    assert cli.main(["fail"]) == 6
     assert capsys.readouterr() == ("", "")
 
 
@@ -84,21 +95,245 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "required: COMMAND"),
-        (["nonsense"], "invalid choice: 'nonsense'"),
-        (["config"], "required: COMMAND"),
-        (["config", "show", "--memory", "lots"], "argument --memory: 'lots' is not a size; write"),
+        (["nonsense"], "there is no command nonsense"),
+        (["moutn"], "there is no command moutn; did you mean 'copperfs mount'?"),
+        (["--mount"], "there is no option --mount"),
+        (["config", "shwo"], "config shwo; did you mean 'copperfs config show'?"),
+        (["help", "moutn"], "did you mean 'copperfs mount'?"),
+        (["mount", "--memry", "4G", "/x"], "there is no option --memry; did you mean --memory?"),
+        (["mount", "-x", "/x"], "there is no option -x"),
+        (["mount"], "mount: name a directory to mount over"),
+        (["mount", "/a", "/b", "/c"], "mount: /b /c: arguments too many"),
+        (["mount", "-o", "memry=4G", "/a"], "there is no -o memry; did you mean memory?"),
+        (["mount", "-o", "rw", "/a"], "there is no -o rw; the mount is read-only"),
+        (["mount", "-o", "memory=lots", "/a"], "-o memory=lots: 'lots' is not a size"),
+        (["keygen"], "keygen: FILE is missing"),
+        (["completion", "bsh"], "'bsh' is not one of bash, zsh, fish"),
+        (["umount"], "umount: nothing is named"),
+        (["umount", "--stale", "/a", "/b"], "--stale takes one directory"),
+        (["record", "-o", "/nowhere/x", "/"], "no command is given"),
+        (["profile", "/"], "nothing to profile"),
+        (["config", "show", "--memory", "lots"], "--memory: 'lots' is not a size; write"),
+        (["config", "show", "--memory"], "--memory needs a value"),
         (["config", "show", "--front-threads", "x"], "is not a whole number from 1 to 64"),
-        (["config", "show", "--revalidate", "-1"], "argument --revalidate"),
+        (["config", "show", "--revalidate", "-1"], "config show: --revalidate"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(
+def test_wrong_usage_is_exit_code_2_and_a_sentence(
     capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert 1 <= len(error.splitlines()) <= 3
+    assert "usage:" not in error
+
+
+@pytest.mark.parametrize(("words", "shown"), [([], "Mount:"), (["config"], "show")])
+def test_no_command_is_wrong_usage_and_prints_help(
+    capsys: pytest.CaptureFixture[str], words: list[str], shown: str
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+        cli.main(words)
     assert caught.value.code == 2
-    assert sentence in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert shown in captured.out
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["help"], ["--help"], ["help", "mount"], ["help", "config"], ["help", "config", "show"]],
+)
+def test_help_is_a_command(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 0
+    assert " ".join(["usage: copperfs", *words[1:]]) in capsys.readouterr().out
+
+
+def test_the_help_of_mount_fits_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            cli.main(["mount", flag])
+        shown[flag] = capsys.readouterr().out
+        assert max(map(len, shown[flag].splitlines())) <= 80
+    assert len(shown["--help"].splitlines()) <= 45
+    for flag in ("--memory", "--shared", "--hostfile", "--tier-dir", "--help-all"):
+        assert f"{flag} " in shown["--help"]
+    offered = [option for option in OPTIONS if option.name not in {*INTERNAL, *RUN_ONLY}]
+    assert all(option.flag in shown["--help-all"] for option in offered)
+    by_name = {option.name: option for option in OPTIONS}
+    assert not [each for each in INTERNAL if f"{by_name[each].flag} " in shown["--help-all"]]
+
+
+def test_a_hidden_option_goes_on_working(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = config_show(capsys, "--heartbeat", "2", "--vnodes", "7")
+    assert (shown["heartbeat"]["value"], shown["vnodes"]["value"]) == (2.0, 7)
+
+
+def test_the_settings_of_a_help_of_one_line_exist() -> None:
+    assert {*EVERYDAY} - {"config", "mount_options"} <= {option.name for option in OPTIONS}
+    assert {option.name for option in OPTIONS} >= INTERNAL
+    assert not INTERNAL & {*EVERYDAY}
+
+
+@pytest.mark.parametrize(
+    ("words", "mountpoint", "shared"),
+    [
+        (["--shared", "/a", "/mnt"], "/mnt", ["/a"]),
+        (["--shared", "/a", "--shared", "/b", "/mnt"], "/mnt", ["/a", "/b"]),
+        (["/mnt", "--shared", "/a", "/b"], "/mnt", ["/a", "/b"]),
+        (["--shared", "/a", "/b", "--no-fallback", "/mnt"], "/mnt", ["/a", "/b"]),
+        (["-f", "--shared=/a", "/mnt"], "/mnt", ["/a"]),
+    ],
+)
+def test_shared_takes_one_path_and_goes_on_taking_several(
+    words: list[str], mountpoint: str, shared: list[str]
+) -> None:
+    arguments = cli._parse(["mount", *words])
+    assert (arguments.mountpoint, arguments.shared) == (mountpoint, shared)
+
+
+def test_several_values_without_their_flag_are_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config_show_of = ["config", "show", "--json", "--shared", "/a", "/b"]
+    assert cli.main(config_show_of) == 0
+    assert "give each value its own flag, as in --shared A --shared B" in capsys.readouterr().err
+
+
+def test_options_of_a_command_below_another_are_known() -> None:
+    assert cli._parse(["pfs-ask", "/mnt", "counts", "--json"]).json
+
+
+def test_mount_takes_options_as_mount_fuse_does() -> None:
+    arguments = cli._parse(
+        ["mount", "-f", "-o", "ro,allow_other,memory=1MiB", "-o", "no_fallback", "/mnt"]
+    )
+    take_mount_options(arguments)
+    assert arguments.foreground
+    assert arguments.allow_other
+    assert arguments.memory_bytes == 1 << 20
+    assert arguments.fallback is False
+
+
+def test_a_flag_wins_over_an_option_of_mount_fuse() -> None:
+    arguments = cli._parse(["mount", "--memory", "2MiB", "-o", "memory=1MiB", "/mnt"])
+    take_mount_options(arguments)
+    assert arguments.memory_bytes == 2 << 20
+
+
+def test_a_misspelled_variable_is_warned_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COPPERFS_MEMROY", "4G")
+    monkeypatch.setenv("COPPERFS_LOGO", "x")
+    monkeypatch.setenv("COPPERFS_MOUNTPOINT", "/mnt")
+    assert cli.main(["config", "show", "--json"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "did you mean COPPERFS_MEMORY?" in line]
+    assert [line for line in lines if "COPPERFS_LOGO is no variable of copperfs" in line]
+    assert len(lines) == 2
+
+
+def test_a_small_size_without_a_unit_is_warned_of_whatever_its_origin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file.toml").write_text('mover-rate = 30\nbypass-above = "40KiB"\n')
+    monkeypatch.setenv("COPPERFS_TREE_MAX", "20")
+    flags = ("--memory", "4", "--tier-memory", "0", "--config", str(tmp_path / "file.toml"))
+    assert cli.main(["config", "show", "--json", *flags]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "copperfs: warning: --memory 4 is 4 bytes; write the unit, as in 4MiB",
+        "copperfs: warning: COPPERFS_TREE_MAX 20 is 20 bytes; write the unit, as in 20MiB",
+        "copperfs: warning: mover-rate 30 is 30 bytes; write the unit, as in 30MiB",
+    ]
+
+
+def test_more_memory_than_the_node_has_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "show", "--json", "--memory", "9000000G"]) == 0
+    assert "is more than this node has: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CopperError("x"), 1),
+        (UsageError("x"), 2),
+        (ConfigError("x"), 2),
+        (NotBuiltError("x"), 3),
+        (MountError("x"), 4),
+        (ControlError("x"), 5),
+        (LaunchError("x"), 6),
+    ],
+)
+def test_the_exit_code_says_the_kind_of_the_failure(
+    monkeypatch: pytest.MonkeyPatch, error: CopperError, code: int
+) -> None:
+    only_command(monkeypatch, Failing(error))
+    assert cli.main(["fail"]) == code
+    assert str(code) in cli.EXIT_CODES.split()
+
+
+@pytest.mark.parametrize("words", [["stats", "--json", "/nowhere"], ["nonsense", "--json"]])
+def test_an_error_is_json_where_output_is(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    code = cli.main(words)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    told = json.loads(captured.err)
+    assert told["version"] == 1
+    assert told["error"]["exit_code"] == code
+    assert told["error"]["message"]
+
+
+@pytest.mark.parametrize("words", [["config", "show"], ["config", "show", "--json"]])
+def test_a_full_disk_is_a_sentence(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "copperfs.cli.main", *words],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == ("copperfs: standard output cannot be written: No space left on device\n")
+
+
+def test_a_mount_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(which_mount, "own_mounts", list)
+    with pytest.raises(MountError, match="no mount of copperfs is yours"):
+        which_mount.which_mount(None)
+    monkeypatch.setattr(which_mount, "own_mounts", lambda: ["/a"])
+    assert which_mount.which_mount(None) == "/a"
+    assert which_mount.mount_and_paths("data", ["more"]) == ("/a", ["data", "more"])
+    monkeypatch.setattr(which_mount, "own_mounts", lambda: ["/a", "/b"])
+    with pytest.raises(UsageError, match="name one: /a, /b"):
+        which_mount.which_mount(None)
+    assert which_mount.mount_and_paths("data", ["more"]) == ("data", ["more"])
+    monkeypatch.setenv("COPPERFS_MOUNTPOINT", "/b")
+    assert which_mount.which_mount(None) == "/b"
+    assert which_mount.which_mount("/c") == "/c"
+
+
+@pytest.mark.parametrize(
+    ("words", "mountpoint", "program"),
+    [
+        (["/mnt", "-o", "f", "ls", "-l"], "/mnt", ["ls", "-l"]),
+        (["/mnt", "-o", "f", "--", "ls", "-l"], "/mnt", ["ls", "-l"]),
+        (["-o", "f", "--", "ls"], None, ["ls"]),
+    ],
+)
+def test_record_finds_its_command(
+    words: list[str], mountpoint: str | None, program: list[str]
+) -> None:
+    arguments = cli._parse(["record", *words])
+    assert (arguments.mountpoint, arguments.program) == (mountpoint, program)
 
 
 def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +395,7 @@ def test_config_show_names_the_origin_of_each_setting(
     path.write_text('tree-max = "1MiB"\nsymlinks = "keep"\n')
     monkeypatch.setenv("COPPERFS_SYMLINKS", "rewrite")
     shown = config_show(capsys, "--no-fallback", "--shared", "/a", "/b", "--shared=/c")
-    assert list(shown) == [option.key for option in OPTIONS]
+    assert list(shown) == ["version", *(option.key for option in OPTIONS)]
     assert shown["tree-max"] == {"value": 1 << 20, "origin": "file", "where": str(path)}
     assert shown["symlinks"] == {
         "value": "rewrite",
@@ -192,11 +427,11 @@ def test_a_file_that_was_asked_for_has_to_exist(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     absent = tmp_path / "absent.toml"
-    assert cli.main(["config", "show", "--config", str(absent)]) == 1
+    assert cli.main(["config", "show", "--config", str(absent)]) == 2
     error = capsys.readouterr().err
     assert error == f"copperfs: {absent}: no such file; correct --config or leave it out\n"
     monkeypatch.setenv("COPPERFS_CONFIG", str(tmp_path))
-    assert cli.main(["config", "show"]) == 1
+    assert cli.main(["config", "show"]) == 2
     assert capsys.readouterr().err == f"copperfs: {tmp_path} cannot be read: Is a directory\n"
 
 

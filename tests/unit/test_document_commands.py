@@ -16,6 +16,7 @@ import pytest
 
 from copperfs.cli.main import _parse, build_parser
 from copperfs.cli.parser_outline import Page, pages
+from copperfs.model.errors import UsageError
 from tests.unit.test_layers import ROOT
 
 DOCUMENTS = [
@@ -81,6 +82,8 @@ def is_accepted(words: list[str]) -> bool:
         _parse(words)
     except SystemExit as end:
         return end.code == 0  # --help and --version
+    except UsageError:
+        return False
     return True
 
 

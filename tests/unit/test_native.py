@@ -40,7 +40,7 @@ def test_mount_fails_with_a_sentence_that_says_how_to_build(
     (tmp_path / "source").mkdir()
     (tmp_path / "mnt").mkdir()
     done = ran(unbuilt, "mount", tmp_path / "mnt", "--source", tmp_path / "source", *foreground)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stdout == ""
     assert re.fullmatch(SENTENCE, " ".join(done.stderr.split())), done.stderr
 

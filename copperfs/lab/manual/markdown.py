@@ -7,7 +7,7 @@ python -m copperfs.lab.manual.markdown commands > docs/commands.md
 import sys
 
 from copperfs.cli.main import EXIT_CODES, build_parser
-from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE, default_text
+from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE, INTERNAL, default_text
 from copperfs.cli.parser_outline import Argument, Page, pages
 from copperfs.config.settings import OPTIONS, SWITCH, Option
 from copperfs.lab.manual.page_texts import paragraphs, usage
@@ -25,26 +25,35 @@ A setting has the same name in all places that can give it; a later one wins:
 3. a variable, `COPPERFS_TREE_MAX=20MiB`,
 4. a flag, `--tree-max 20MiB`.
 
+A list is several flags, `--shared /lus --shared /home`; colons separate its values in a variable.
 `copperfs config show` takes the same flags, and prints each setting with its value and origin.
 
-Sizes are bytes, or have a unit: `512k` and `512KiB` are 524,288, `512KB` is 512,000. Durations are
-seconds. `none` stands for no value. A switch is `--NAME` or `--no-NAME` as a flag, `yes` or `no` in
-a variable, `true` or `false` in the file.
+Sizes are bytes, or have a unit: `512k` and `512KiB` are 524,288, `512KB` is 512,000. A size without
+a unit below 1 MiB is warned of. Durations are seconds. `none` stands for no value. A switch is
+`--NAME` or `--no-NAME` as a flag, `yes` or `no` in a variable, `true` or `false` in the file.
+"""
+
+INTERNAL_HEADER = """
+## Not meant to be chosen
+
+These tune the protocol, for tests and measurements. `--help` does not show them; they go on
+working.
 """
 
 
 def render() -> str:
     parts = [HEADER]
-    for group in dict.fromkeys(option.group for option in OPTIONS):
+    shown = [option for option in OPTIONS if option.name not in INTERNAL]
+    for group in dict.fromkeys(option.group for option in shown):
         parts.append(f"\n## {group}\n")
-        parts += [_section(option) for option in OPTIONS if option.group == group]
+        parts += [_section(option) for option in shown if option.group == group]
+    parts.append(INTERNAL_HEADER)
+    parts += [_section(option) for option in OPTIONS if option.name in INTERNAL]
     return "".join(parts)
 
 
 def _section(option: Option) -> str:
     usage = option.flag if option.kind is SWITCH else f"{option.flag} {option.kind.metavar}"
-    if option.multi:
-        usage += "..."
     return (
         f"\n### `{usage}`\n\n{option.help}\n\n"
         f"{'May be `none`. ' if option.optional and option.default_text else ''}"
@@ -60,8 +69,10 @@ COMMANDS_HEADER = """\
 <!-- Made by `python -m copperfs.lab.manual.markdown commands > docs/commands.md` from what --help
 says. -->
 
-Every command has `--help` and a man page (`man copperfs-mount`). Those that print have `--json`.
-Colours and bars of progress are shown on terminals only, colours not if `NO_COLOR` is set.
+Every command has `--help` and a man page (`man copperfs-mount`). Those that print have `--json`; an
+error is a JSON object on standard error then. MNT may be left out where `$COPPERFS_MOUNTPOINT` is
+set, or one mount of this user is on this node. Colours and bars of progress are shown on terminals
+only, colours not if `NO_COLOR` is set.
 
 Exit codes are, unless a command names others: {codes}
 
