@@ -8,6 +8,7 @@ the chunks. The order of the file is that of the roster. Nodes whose hostfiles o
 import hashlib
 import ipaddress
 import re
+import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,21 @@ def launch_by_hostfile(
     roster.check()
     listener = open_listener(_address_of(hosts[me].name, settings.listen), hosts[me].port)
     return roster, me, Invitation(members[me], listener, pairs[me].secret)
+
+
+def check_names_this_node(settings: Settings, host: HostLine) -> None:
+    """LaunchError if the only node of a hostfile is another: it would mount alone, unnoticed."""
+    own = {own_name(settings), socket.gethostname(), "localhost"}
+    short = {each.partition(".")[0] for each in own}
+    if host.name in own or host.name.partition(".")[0] in short:
+        return
+    here = {each for found in interface_addresses().values() for each in found}
+    if any(each.is_loopback or each in here for each in resolve(host.name)):
+        return
+    raise LaunchError(
+        f"the hostfile {settings.hostfile} names only {host.name}, and this node is "
+        f"{own_name(settings)}; add it, or leave --hostfile out"
+    )
 
 
 def _find_me(settings: Settings, names: list[str]) -> NodeId:

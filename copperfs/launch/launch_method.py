@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from copperfs.config.settings import Settings
-from copperfs.launch.hostfile import PORT_DEFAULT, HostLine, launch_by_hostfile, read_hostfile
+from copperfs.launch.hostfile import (
+    PORT_DEFAULT,
+    HostLine,
+    check_names_this_node,
+    launch_by_hostfile,
+    read_hostfile,
+)
 from copperfs.launch.launcher_variables import Surroundings, look_around
 from copperfs.launch.mpi_launch import launch_by_mpi
 from copperfs.launch.node_identity import Invitation, check, invite, own_name
@@ -111,7 +117,10 @@ def find_way(settings: Settings, around: Surroundings) -> Way:
     if settings.hostfile is not None:
         hosts = read_hostfile(settings.hostfile, settings.port or PORT_DEFAULT)
         _check_count(settings, len(hosts), f"the hostfile {settings.hostfile} names")
-        return ByHostfile(hosts) if len(hosts) > 1 else Alone()
+        if len(hosts) > 1:
+            return ByHostfile(hosts)
+        check_names_this_node(settings, hosts[0])
+        return Alone()
     if settings.rendezvous is not None:
         nodes = settings.nodes or around.nodes
         if nodes is None:

@@ -116,6 +116,22 @@ def test_a_hostfile_of_one_node_is_no_launch(nodes: Nodes, tmp_path: Path) -> No
     assert nodes.start("--hostfile", tmp_path / "hosts").ended().last["way"] == "Alone"
 
 
+def test_a_hostfile_of_another_node_alone_is_refused(nodes: Nodes, tmp_path: Path) -> None:
+    """It used to mount alone, without a word."""
+    (tmp_path / "hosts").write_text("another-node.invalid\n")
+    error = nodes.start("--hostfile", tmp_path / "hosts", "--node-name", "n7").ended().error
+    assert "names only another-node.invalid, and this node is n7" in error
+
+
+@pytest.mark.parametrize("name", ["n7", "n7.site", "127.0.0.1"])
+def test_a_hostfile_of_this_node_alone_names_it_in_any_way(
+    nodes: Nodes, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "hosts").write_text(f"{name}\n")
+    ended = nodes.start("--hostfile", tmp_path / "hosts", "--node-name", "n7").ended()
+    assert ended.last["way"] == "Alone"
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
