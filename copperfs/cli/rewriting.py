@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 PREFIX_ENV_DEFAULT = ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
 
 
+def prefix_names(text: str) -> list[str]:
+    """Those of ``--prefix-env``; with a plus before any of them, the default ones as well."""
+    words = [word for word in text.split(",") if word not in ("", "none")]
+    names = [word.removeprefix("+") for word in words]
+    if any(word.startswith("+") for word in words):
+        names = [*PREFIX_ENV_DEFAULT, *names]
+    return list(dict.fromkeys(names))
+
+
 def policy_of_paths(settings: "Settings", all_mounts: "Sequence[Mount]", root: str) -> Policy:
     """It refuses no mount point: paths are classified before there is one, and below it."""
     from copperfs.daemon.path_policy_from_mounts import policy_for

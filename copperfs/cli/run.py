@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from copperfs.cli.in_place import begin_in_place, covers_of, inside_of, why_not_in_place
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_error, print_progress, waiting
-from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter, policy_of_paths
+from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter, policy_of_paths, prefix_names
 from copperfs.cli.sigterm import ended_by_sigterm
 from copperfs.config.settings import (
     Settings,
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         default=",".join(PREFIX_ENV_DEFAULT),
         help="comma-separated variables whose paths on shared filesystems are led through the "
-        "mount; none for none (%(default)s)",
+        "mount, instead of the default ones; +NAME adds to them; none for none (%(default)s)",
     )
     parser.add_argument(
         "--env",
@@ -125,7 +125,7 @@ def _run(arguments: argparse.Namespace, join_socket: "_JoinSocket") -> int:
     settings, left_open = settings_of("/", resolved), following_memory(resolved)
     beside = companions(os.environ, settings.nodes)
     job = look_around(os.environ).job
-    names = [name for name in arguments.prefix_env.split(",") if name not in ("", "none")]
+    names = prefix_names(arguments.prefix_env)
     remove = arguments.mountpoint is None
     why_not = why_not_in_place(settings, arguments.program, os.environ, at_own_path=not remove)
     covers = None

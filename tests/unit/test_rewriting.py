@@ -6,7 +6,7 @@ from pathlib import Path as FilePath
 
 import pytest
 
-from copperfs.cli.rewriting import Rewriter
+from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter, prefix_names
 from copperfs.model.types import Path
 from copperfs.node.requests.path_policy import Policy
 
@@ -44,6 +44,19 @@ REWRITER = Rewriter(MNT, "/", "/", POLICY, realpath=real)
 )
 def test_what_is_shared_is_led_through_the_mount(value: str, expected: str) -> None:
     assert REWRITER.value(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("HF_HOME,PATH", ["HF_HOME", "PATH"]),
+        ("+HF_HOME", [*PREFIX_ENV_DEFAULT, "HF_HOME"]),
+        ("+HF_HOME,+PATH", [*PREFIX_ENV_DEFAULT, "HF_HOME"]),
+        ("none", []),
+    ],
+)
+def test_a_variable_with_a_plus_is_added_to_the_default_ones(text: str, names: list[str]) -> None:
+    assert prefix_names(text) == names
 
 
 def test_only_variables_that_are_named_or_given_change() -> None:
