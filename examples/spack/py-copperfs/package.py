@@ -1,5 +1,6 @@
-# A recipe for Spack: spack repo create site; put this directory into site/packages; then
-# spack install py-copperfs. Not tried with Spack itself; a test compares it with pyproject.toml.
+# A recipe for Spack: spack repo create site; put the directory py-copperfs into site/packages (from
+# Spack 1.0 on it is called py_copperfs there); then spack install py-copperfs. Not tried with Spack
+# itself; a test compares it with pyproject.toml.
 from spack.package import *
 
 
