@@ -9,7 +9,6 @@ import importlib
 import os
 import re
 import resource
-import shutil
 import stat
 import sys
 import tempfile
@@ -75,6 +74,8 @@ class CheckedMachine:
     """Where ``/proc`` and ``/sys`` are."""
     path: str | None = None
     """PATH; None means this process's."""
+    libfuse: str | None = None
+    """The library; None means the one that pyfuse3 is bound to."""
 
 
 def ok(name: str, found: str) -> Check:
@@ -114,8 +115,10 @@ def device(machine: CheckedMachine) -> Iterator[Check]:
 
 
 def fusermount(machine: CheckedMachine) -> Iterator[Check]:
+    from copperfs.fuse.mounting import fusermount_path
+
     name = "fusermount3"
-    found = shutil.which(name, path=machine.path)
+    found = fusermount_path(machine.path, machine.libfuse)
     if found is None:
         if machine.uid == 0:
             yield ok(name, "missing, and not needed by root")

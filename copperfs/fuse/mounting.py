@@ -186,8 +186,22 @@ def libfuse_path() -> str:
     raise MountError("pyfuse3 is not bound to libfuse 3; install it again")
 
 
+def fusermount_path(path: str | None = None, library: str | None = None) -> str | None:
+    """Where ``fusermount3`` is: in *path*, else PATH, or where libfuse looks first, which is compiled
+    into it."""
+    found = shutil.which("fusermount3", path=path)
+    if found is not None:
+        return found
+    try:
+        code = FilePath(library or libfuse_path()).read_bytes()
+    except (ImportError, OSError, MountError):
+        return None
+    compiled_in = map(os.fsdecode, re.findall(rb"(/[\x21-\x7e]*/fusermount3)\0", code))
+    return next((each for each in compiled_in if os.access(each, os.X_OK)), None)
+
+
 def _fusermount() -> str:
-    found = shutil.which("fusermount3")
+    found = fusermount_path()
     if found is None:
         raise MountError("fusermount3 is missing; install the package fuse3")
     return found
@@ -199,7 +213,7 @@ def _why_not(mountpoint: str, options: list[str]) -> str:
         return "/dev/fuse is missing; the fuse kernel module has to be loaded by an administrator"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "/dev/fuse may not be opened; ask an administrator for access to it"
-    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+    if os.geteuid() != 0 and fusermount_path() is None:
         return "fusermount3 is missing; install the package fuse3"
     if "allow_other" in options and os.geteuid() != 0 and not _user_allow_other():
         return "--allow-other needs the line user_allow_other in /etc/fuse.conf"

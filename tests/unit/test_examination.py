@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 from collections.abc import Callable, Iterator
@@ -35,9 +36,22 @@ def test_without_the_device_nothing_can_be_mounted(tmp_path: Path) -> None:
 
 
 def test_only_root_can_do_without_fusermount3(tmp_path: Path) -> None:
-    bare = replace(MACHINE, path=str(tmp_path))
+    bare = replace(MACHINE, path=str(tmp_path), libfuse="/dev/null")
     assert one(examination.fusermount(bare)).verdict is CheckVerdict.FAILED
     assert one(examination.fusermount(replace(bare, uid=0))).verdict is CheckVerdict.OK
+
+
+def test_fusermount3_is_found_where_libfuse_looks_for_it(tmp_path: Path) -> None:
+    """PATH of a job may lack its directory, and mounts work all the same."""
+    program = tmp_path / "bin" / "fusermount3"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho fusermount3 version: 3.99\n")
+    program.chmod(0o4755)
+    library = tmp_path / "libfuse3.so.3"
+    library.write_bytes(b"\x7fELF\0/absent/fusermount3\0" + os.fsencode(program) + b"\0more")
+    machine = CheckedMachine(SETTINGS, uid=1000, path=str(tmp_path), libfuse=str(library))
+    check = one(examination.fusermount(machine))
+    assert (check.verdict, check.found) == (CheckVerdict.OK, f"{program} 3.99")
 
 
 def test_fusermount3_has_to_be_setuid_for_others_than_root(tmp_path: Path) -> None:
