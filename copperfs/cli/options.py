@@ -182,7 +182,7 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(environ):
         if name.startswith("COPPERFS_") and name not in known:
             close = suggestion(name[9:], [each[9:] for each in known])
-            advice = f"did you mean COPPERFS_{close}?" if close else "see docs/options.md"
+            advice = f"did you mean COPPERFS_{close}?" if close else "see: copperfs config show"
             yield f"{name} is no variable of copperfs, and has no effect; {advice}"
 
 

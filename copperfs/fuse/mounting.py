@@ -187,8 +187,8 @@ def libfuse_path() -> str:
 
 
 def fusermount_path(path: str | None = None, library: str | None = None) -> str | None:
-    """Where ``fusermount3`` is: in *path*, else PATH, or where libfuse looks first, which is compiled
-    into it."""
+    """Where ``fusermount3`` is: in *path*, else PATH, or where libfuse looks first, which is
+    compiled into it."""
     found = shutil.which("fusermount3", path=path)
     if found is not None:
         return found

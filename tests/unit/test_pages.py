@@ -50,8 +50,16 @@ def test_the_man_pages_are_current() -> None:
 def test_every_command_says_its_exit_codes_and_explains_its_arguments(page: Page) -> None:
     assert page.summary
     assert paragraphs(page)[1], "exit codes"
+    seen: set[str] = set()
     for each in page.arguments:
-        assert each.help or each.metavar in ("MNT", "MOUNTPOINT", "COMMAND", "DIR"), each
+        assert len(each.help.split()) >= 2, each
+        assert not each.help.lower().startswith("default"), each
+        assert each.help not in seen, each
+        seen.add(each.help)
+        if each.metavar in ("MNT", "MOUNTPOINT"):
+            assert "mount" in each.help, each
+        if each.metavar == "COMMAND":
+            assert "--" in each.help, each
 
 
 # They print nothing of their own, or requested data as it is.

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument_type(whole_number(1, NODES_MAX)),
         required=True,
         metavar="N",
-        help="how many",
+        help="how many nodes to start",
     )
     parser.add_argument(
         "--dir",

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by", type=parse_duration, required=True, metavar="DURATION", help="how much longer"
     )
     release = add("release", "remove one rule, and release what hangs on it", _release)
-    release.add_argument("rule", type=int, metavar="RULE", help="its number")
+    release.add_argument("rule", type=int, metavar="RULE", help="the number of the rule to remove")
     add("heal", "remove all rules", lambda sim, _: sim.ask("heal"))
     add("rules", "the rules in force", _rules)
     add("stop", "release what hangs, unmount and end", _stop)

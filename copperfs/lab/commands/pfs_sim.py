@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "mountpoints",
         metavar="MOUNTPOINT",
         nargs="+",
-        help="existing directories, each a client with its own caches; all share the servers",
+        help="directories to mount over, each a client with its own caches; all share the servers",
     )
     add_speed(parser)
     caches = parser.add_argument_group("clients")

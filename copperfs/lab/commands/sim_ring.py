@@ -24,24 +24,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     default = RingExperiment()
     parser.add_argument(
-        "--nodes", type=int, default=default.nodes, metavar="N", help="default %(default)s"
+        "--nodes",
+        type=int,
+        default=default.nodes,
+        metavar="N",
+        help="nodes of the ring (%(default)s)",
     )
     parser.add_argument(
-        "--files", type=int, default=default.files, metavar="N", help="default %(default)s"
+        "--files", type=int, default=default.files, metavar="N", help="files to place (%(default)s)"
     )
     parser.add_argument(
         "--trials",
         type=int,
         default=default.trials,
         metavar="N",
-        help="each loses another node; default %(default)s",
+        help="trials, of which each loses another node (%(default)s)",
     )
     parser.add_argument(
         "--rings",
         type=int,
         default=default.rings,
         metavar="N",
-        help="rings that share the trials; default %(default)s",
+        help="rings that share the trials (%(default)s)",
     )
     parser.add_argument(
         "--vnodes",
@@ -57,7 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rendezvous hashing as well; takes longer than all the rings",
     )
     parser.add_argument(
-        "--seed", type=int, default=default.seed, metavar="N", help="default %(default)s"
+        "--seed",
+        type=int,
+        default=default.seed,
+        metavar="N",
+        help="seed of the trials (%(default)s)",
     )
     parser.add_argument("--svg", metavar="FILE", help="write a picture")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -23,30 +23,48 @@ WHOLE_MAX = 10_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload(parser)
     add_costs(parser)
-    parser.add_argument("--nodes", type=int, default=32, metavar="N", help="default %(default)s")
     parser.add_argument(
-        "--fanout", type=int, default=FANOUT, metavar="N", help="default %(default)s"
+        "--nodes", type=int, default=32, metavar="N", help="nodes of the job (%(default)s)"
     )
     parser.add_argument(
-        "--push-fanout", type=int, default=2, metavar="N", help="default %(default)s"
+        "--fanout",
+        type=int,
+        default=FANOUT,
+        metavar="N",
+        help="nodes that ask one node (%(default)s)",
     )
-    parser.add_argument("--trees", type=int, default=1, metavar="N", help="default %(default)s")
+    parser.add_argument(
+        "--push-fanout",
+        type=int,
+        default=2,
+        metavar="N",
+        help="nodes that each passes a push on to (%(default)s)",
+    )
+    parser.add_argument(
+        "--trees",
+        type=int,
+        default=1,
+        metavar="N",
+        help="trees that share the source (%(default)s)",
+    )
     parser.add_argument(
         "--memory",
         type=parse_size,
         default="1GiB",
         metavar="SIZE",
-        help="of each node; default 1 GiB",
+        help="cache of each node (1 GiB)",
     )
     parser.add_argument(
         "--chunk-size",
         type=parse_size,
         default="1MiB",
         metavar="SIZE",
-        help="of the data tier; default 1 MiB; 0: no tier, each node reads large files itself",
+        help="chunks of the data tier (1 MiB); 0: no tier, each node reads large files itself",
     )
     parser.add_argument("--push", action="store_true", help="push the set to all nodes first")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default %(default)s")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="seed of all that is random (%(default)s)"
+    )
     parser.add_argument(
         "--stand-for",
         type=int,

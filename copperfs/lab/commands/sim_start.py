@@ -14,9 +14,11 @@ PROCESSES_MAX = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, default=2000, metavar="N", help="default %(default)s")
     parser.add_argument(
-        "--ranks", type=int, default=12, metavar="N", help="on each node; default %(default)s"
+        "--nodes", type=int, default=2000, metavar="N", help="nodes of the job (%(default)s)"
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=12, metavar="N", help="processes of each node (%(default)s)"
     )
     parser.add_argument(
         "--costs",
@@ -29,9 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.3,
         metavar="SECONDS",
-        help="over which the processes start; default %(default)s",
+        help="seconds over which the processes start (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default %(default)s")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="seed of the starts (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
