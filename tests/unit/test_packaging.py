@@ -13,6 +13,7 @@ import pytest
 
 from copperfs import __version__
 from tests.mount.helpers import is_mounted
+from tests.unit.test_documents import links
 from tests.unit.test_layers import ROOT
 from tests.wheels import build, install, plain_environment, run
 
@@ -36,6 +37,9 @@ def test_the_sdist_makes_a_wheel_that_mounts(tmp_path: Path) -> None:
     assert {"copperfs/py.typed", *bundles} <= set(files)
     assert any(each.endswith("share/man/man1/copperfs-run.1") for each in files)
     assert not any("tests/" in each for each in files)
+    documents = {each.partition("/share/doc/copperfs/")[2] for each in files} - {""}
+    assert_documents_are_whole(documents)
+    assert documents <= sources
 
     own, env = tmp_path / "own", plain_environment()
     install(wheel, own)
@@ -50,6 +54,29 @@ def test_the_sdist_makes_a_wheel_that_mounts(tmp_path: Path) -> None:
     show = ["sh", "-c", 'cat "$COPPERFS_MOUNTPOINT/file"']
     assert run(command, *flags, *show, env=env, cwd=tmp_path) == "content"
     assert not is_mounted(mountpoint)
+
+
+def assert_documents_are_whole(names: set[str]) -> None:
+    """What they link to is there, but for code."""
+    assert {"README.md", "docs/index.md", "examples/README.md"} <= names
+    for name in filter(lambda each: each.endswith(".md"), names):
+        for link in links(ROOT / name):
+            target = (ROOT / name).parent / link.partition("#")[0]
+            if "://" in link or link.startswith("#"):
+                continue
+            path = str(target.resolve().relative_to(ROOT))
+            if path.startswith(("docs/", "examples/")) and (ROOT / path).is_file():
+                assert path in names, f"{name} links to {path}"
+
+
+def test_every_example_and_document_is_among_the_data_files() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = [each for found in tool["data-files"].values() for each in found]
+    names = {str(path.relative_to(ROOT)) for each in patterns for path in ROOT.glob(each)}
+    examples = {str(p.relative_to(ROOT)) for p in (ROOT / "examples").rglob("*") if p.is_file()}
+    # The demo needs the tests' environment.
+    assert {each for each in examples if "__pycache__" not in each} - {"examples/demo.py"} <= names
+    assert_documents_are_whole(names)
 
 
 def test_the_recipe_for_spack_names_what_the_package_needs() -> None:
