@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -253,18 +254,17 @@ def show(shown: Shown) -> None:
     table = Table(
         title=f"import {shown.module} on {NODES} nodes at once, through copperfs",
         title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
     )
-    table.add_column("")
-    for name in ("node", "asks"):
-        table.add_column(name)
-    for name in ("asked by its kernel", "from own memory", "from who it asks", "from the source"):
-        table.add_column(name, justify="right")
+    for name in ("", "node", "parent"):
+        table.add_column(name, no_wrap=True)
+    for name in ("requests", "hits", "misses", "from the\nparent", "from the\nsource"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, imported in (("cold", shown.cold), ("warm", shown.warm)):
         for node, statistics in zip(shown.nodes, imported.statistics, strict=True):
-            asks = node["parents"][0]
-            table.add_row(
-                name, node["name"], asks or "the source", *_row(statistics, root=asks is None)
-            )
+            parent = node["parents"][0]
+            table.add_row(name, node["name"], parent or "-", *_row(statistics, root=parent is None))
         table.add_section()
     console.print(table)
     for line in _sentences(shown):
@@ -276,18 +276,19 @@ def _row(statistics: dict[str, Any], *, root: bool) -> list[str]:
     asked = sum(each["count"] for answers in operations for each in answers.values())
     hits = sum(answers["hit"]["count"] for answers in operations)
     source, received = statistics["source"], statistics["transport"]["received_bytes"]
-    things = source["open"] + source["scandir"]
+    reads = source["open"] + source["scandir"]
     fetched = statistics["node"]["answers"]
     return [
         f"{asked:,}",
         f"{hits:,}",
+        f"{asked - hits:,}",
         "-" if root else _amount(fetched, received),
-        _amount(things, source["read_bytes"]),
+        _amount(reads, source["read_bytes"]),
     ]
 
 
-def _amount(things: int, size_bytes: int) -> str:
-    return f"{things:,}, {size_bytes / 1e6:.1f} MB" if things else "0"
+def _amount(count: int, size_bytes: int) -> str:
+    return f"{count:,}, {size_bytes / 1e6:.0f} MB" if count else "0"
 
 
 def _sentences(shown: Shown) -> Iterator[str]:
@@ -307,7 +308,8 @@ def _sentences(shown: Shown) -> Iterator[str]:
     ):
         total = sum(count for paths in each.asked.values() for count in paths.values())
         yield f"{name}: {total:,} operations of the filesystem, {each.seconds:.1f} s in all."
-    yield "What a kernel does not ask its node for it has from the first time."
+    yield "Requests are those of a kernel to its node, as hits and misses of its memory."
+    yield "node0 reads for all nodes and ahead; one reply may serve several misses."
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def start() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"COLUMNS": "100"},
+        env=os.environ | {"COLUMNS": "80"},
     )
 
 
@@ -47,25 +47,29 @@ def test_the_source_is_read_once_and_a_second_import_reaches_no_daemon() -> None
     with start() as demo:
         printed, complaint = demo.communicate(timeout=WITHIN_S)
     assert demo.returncode == 0, complaint
+    assert max(map(len, printed.splitlines())) <= 80, printed
     rows = [
-        tuple(cell.strip() for cell in line.strip("│\n").split("│"))
+        tuple(re.split(r" {2,}", line.strip()))
         for line in printed.splitlines()
-        if line.startswith("│")
+        if re.match(r" *(cold|warm) ", line)
     ]
     cold, warm = ([row[1:] for row in rows if row[0] == which] for which in ("cold", "warm"))
     assert [row[0] for row in cold] == ["node0", "node1", "node2", "node3"], printed
-    assert [row[1] for row in cold] == ["the source", "node0", "node0", "node1"], printed
-    assert re.match(r"\d+, [\d.]+ MB", cold[0][5]), printed
+    assert [row[1] for row in cold] == ["-", "node0", "node0", "node1"], printed
+    assert re.match(r"\d+, \d+ MB", cold[0][6]), printed
+    for row in [*cold, *warm]:
+        requests, hits, misses = (int(each.replace(",", "")) for each in row[2:5])
+        assert requests == hits + misses, printed
     for node in cold[1:]:
         # a node that follows the others gets several files with one reply
-        asked, read = (int(each.partition(",")[0]) for each in (node[4], cold[0][5]))
+        asked, read = (int(each.partition(",")[0]) for each in (node[5], cold[0][6]))
         assert 0 < asked <= read, printed
-        assert node[5] == "0", printed
+        assert node[6] == "0", printed
     for node in warm:
         # a page that the first import did not touch is requested, and is in memory
         assert node[2] == node[3], printed
-        assert node[4] == ("-" if node[1] == "the source" else "0"), printed
-        assert node[5] == "0", printed
+        assert node[5] == ("-" if node[1] == "-" else "0"), printed
+        assert node[6] == "0", printed
     once = re.search(
         r"source was read once: ([\d,]+) files, ([\d,]+) opens; ([\d,]+) dir\w+, ([\d,]+) lis",
         printed,
