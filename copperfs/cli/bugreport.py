@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         return 0
-    console().print(printable(path))
+    console().print(printable(path), soft_wrap=True)
     if gathered.silent:
         print_progress(f"did not answer in time: {', '.join(gathered.silent)}")
     return 0

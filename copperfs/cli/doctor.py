@@ -86,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print(name: str, verdict: str, found: str, remedy: str) -> None:
     """Print results as they come: some checks take seconds."""
-    console().print(Text.assemble((f"{verdict:8}", STYLES[verdict]), f"{name}: ", printable(found)))
+    head = Text.assemble((f"{verdict:8}", STYLES[verdict]), f"{name}: ", printable(found))
+    console().print(head, soft_wrap=True)
     if remedy:
-        console().print(Text(f"{'':8}{printable(remedy)}", "dim"))
+        console().print(Text(f"{'':8}{printable(remedy)}", "dim"), soft_wrap=True)

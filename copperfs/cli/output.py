@@ -13,20 +13,20 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
+from copperfs.cli.fitted_table import FittedTable
 from copperfs.model.errors import ControlError, CopperError, IncompleteError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TextColumn
-    from rich.table import Table
     from rich.text import Text
 
     from copperfs.fuse.ioctl import IoctlRequest
 
 # The wait after which a user looks for a sign of life.
 WONDERING_AFTER_S = 0.5
-# Without a terminal rich assumes 80 columns and would fold paths in the middle.
-WIDTH_WITHOUT_TERMINAL = 200
+# Without a terminal rich assumes 80 columns and would break lines.
+WIDTH_WITHOUT_TERMINAL = 4096
 # The most nodes that a sentence names; more are counted.
 NAMES_MAX = 16
 
@@ -56,17 +56,13 @@ def table(
     *,
     title: str | None = None,
     right: Sequence[str] = (),
-) -> "Table":
-    """Columns named in ``right`` are aligned right."""
-    from rich.table import Table
-
-    result = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
-    for name in columns:
-        result.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    drop: Sequence[str] = (),
+) -> FittedTable:
+    """Columns named in ``right`` are aligned right; where there is no room, those in ``drop`` are
+    left out first."""
+    result = FittedTable(columns, right, title, drop)
     for row in rows:
-        result.add_row(*(printable(cell) for cell in row))
+        result.add_row(*map(printable, row))
     return result
 
 
@@ -129,7 +125,9 @@ def print_document(document: Any, shown: Callable[[Any], object], *, as_json: bo
     if as_json:
         print_json(document)
     else:
-        console().print(shown(document))
+        # A sentence is broken by the terminal, if at all: rich would break paths in it.
+        what = shown(document)
+        console().print(what, soft_wrap=isinstance(what, str))
 
 
 def write_file(path: str, text: str) -> None:

@@ -147,9 +147,9 @@ def shown(report: Any) -> Group:
         f"{totals['requests']:,} requests in {report['seconds']:.2f} s, which waited "
         f"{_ms(totals['wait_us'])} ms together; {totals['files_read']:,} files read, "
         f"{bytes_text(totals['bytes'])}; {totals['in_vain']:,} of {totals['lookups']:,} lookups "
-        "in vain"
+        "failed"
     )
-    columns = ("directory", "requests", "in vain", "read", "waited ms", "files used")
+    columns = ("directory", "requests", "failed", "read", "waited ms", "files used")
     directories = [
         (
             "/" + each["path"],
@@ -171,17 +171,17 @@ def shown(report: Any) -> Group:
     ]
     parts: list[Any] = [
         head,
-        table(columns, directories, right=columns[1:], title="Directories, dearest first"),
+        table(columns, directories, right=columns[1:], title="Directories, by time waited"),
         table(
             ("path", "read", "waited ms", "longest ms"),
             paths,
             right=("read", "waited ms", "longest ms"),
-            title="Paths, dearest first",
+            title="Paths, by time waited",
         ),
     ]
     if vain:
         names = ("name", "lookups", "directories", "waited ms")
-        parts.append(table(names, vain, right=names[1:], title="Looked for in vain"))
+        parts.append(table(names, vain, right=names[1:], title="Failed lookups (ENOENT)"))
     if report["wholes"]:
         rows = [
             (

@@ -32,7 +32,7 @@ def render(report: Any) -> str:
         ("waited together", f"{totals['wait_us'] / 1000:,.1f} ms"),
         ("files read", f"{totals['files_read']:,}"),
         ("bytes read", bytes_text(totals["bytes"])),
-        ("lookups in vain", f"{totals['in_vain']:,} of {totals['lookups']:,}"),
+        ("failed lookups", f"{totals['in_vain']:,} of {totals['lookups']:,}"),
         ("seconds", f"{report['seconds']:.2f}"),
     ]
     parts = [
@@ -193,7 +193,7 @@ _DIRECTORIES = (
     _Column("waited ms", "wait_us", _ms),
     _Column("requests", "requests", _count),
     _Column("lookups", "lookups", _count),
-    _Column("in vain", "in_vain", _count),
+    _Column("failed", "in_vain", _count),
     _Column("read", "bytes", bytes_text),
     _Column("files there", "files", _count),
     _Column("used", "used_files", _count),
@@ -227,7 +227,7 @@ def _tables(report: Any) -> Iterable[str]:
     if report["wholes"]:
         yield _table("share", "Share that is used", _WHOLES, report["wholes"])
     yield _table("directories", "Directories", _DIRECTORIES, report["directories"])
-    yield _table("in-vain", "Looked for in vain", _VAIN, report["in_vain"])
+    yield _table("in-vain", "Failed lookups (ENOENT)", _VAIN, report["in_vain"])
     yield _table("paths", "Paths", _PATHS, report["paths"])
 
 

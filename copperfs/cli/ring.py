@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group
 
+from copperfs.cli.fitted_table import ElidedLine
 from copperfs.cli.output import answered_text, ask, print_document, printable, table
 from copperfs.cli.which_mount import add_mount_argument, mount_and_paths
 from copperfs.config.settings import bytes_text
@@ -84,7 +85,7 @@ def _tables(document: Any) -> Group:
         answered_text(document),
         table(("node", *COLUMNS), rows, right=COLUMNS, title="Data tier"),
         *([f"and {more} more nodes"] if more > 0 else []),
-        *([f"the most to the mean: {said}"] if said else []),
+        *([f"maximum over mean: {said}"] if said else []),
     )
 
 
@@ -107,11 +108,11 @@ def _path_tables(document: Any) -> Group:
 def _path_table(found: Any, names: dict[int, str]) -> Group:
     shown = printable(found["path"])
     if not found["chunks"]:
-        return Group(f"{shown}: {bytes_text(found['size'])}, not read in chunks")
+        return Group(ElidedLine(f"{shown}: {bytes_text(found['size'])}, not read in chunks"))
     rows = [(names[each["number"]], str(each["chunks"])) for each in found["owners"][:LINES_MAX]]
     more = len(found["owners"]) - len(rows)
     return Group(
-        f"{shown}: {bytes_text(found['size'])} in {found['chunks']} chunks",
+        ElidedLine(f"{shown}: {bytes_text(found['size'])} in {found['chunks']} chunks"),
         table(("owner", "chunks"), rows, right=("chunks",)),
         *([f"and {more} more nodes"] if more > 0 else []),
     )

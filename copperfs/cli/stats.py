@@ -21,7 +21,8 @@ from copperfs.model.errors import ControlError
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
+
+    from copperfs.cli.fitted_table import FittedTable
 
 NAME = "stats"
 HELP = "show what a mount or a job did: operations, hits, bytes, reads of the source"
@@ -98,6 +99,6 @@ def _watch(arguments: argparse.Namespace) -> None:
             time.sleep(WATCH_INTERVAL_S)
 
 
-def _objects(objects: Any) -> "Table":
+def _objects(objects: Any) -> "FittedTable":
     rows = [(each["kind"], bytes_text(each["bytes"]), "/" + each["path"]) for each in objects]
     return table(("kind", "size", "path"), rows, right=("size",))

@@ -3,9 +3,9 @@
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from copperfs.cli.fitted_table import FittedTable
 from copperfs.cli.output import answered_text, table
 from copperfs.config.settings import bytes_text
 
@@ -62,13 +62,13 @@ def _job_row(each: Any) -> tuple[str, ...]:
     )
 
 
-def _overlay_table(document: Any) -> Table:
+def _overlay_table(document: Any) -> FittedTable:
     node, passed, transport = document["node"], document["bytes"], document["transport"]
     members = document["members"]
     rows = [
-        ("asks to parents", str(node["asks"])),
-        ("answers of parents", str(node["answers"])),
-        ("questions of children", str(node["peer_questions"])),
+        ("requests to parents", str(node["asks"])),
+        ("replies of parents", str(node["answers"])),
+        ("requests of children", str(node["peer_questions"])),
         ("from parents", bytes_text(passed["from_parents"])),
         ("to children", bytes_text(passed["to_children"])),
         ("sent", f"{bytes_text(transport['sent_bytes'])} in {transport['sent']} messages"),
@@ -76,18 +76,18 @@ def _overlay_table(document: Any) -> Table:
             "received",
             f"{bytes_text(transport['received_bytes'])} in {transport['received']} messages",
         ),
-        ("joined a fetch under way", str(node["joined"])),
-        ("read from the source in another's place", str(node["fallbacks"])),
-        ("read from the source as the next in its place", str(node["took_over"])),
+        ("coalesced with a fetch in flight", str(node["joined"])),
+        ("fallbacks to the source", str(node["fallbacks"])),
+        ("reads taken over as the next owner", str(node["took_over"])),
         ("nodes gone, suspected", f"{members['gone']}, {members['suspects']}"),
-        ("found gone, came back", f"{members['deaths']}, {members['returns']}"),
-        ("longest until one was found gone", f"{members['max_detection_ms']} ms"),
-        ("turned to another parent", str(members["reparentings"])),
-        ("asks sent again, also to another", f"{members['resent']}, {members['hedges']}"),
-        ("asks sent to another at once", str(members["detours"])),
-        ("spoiled parts", str(node["spoiled"])),
-        ("strangers turned away", str(transport["strangers"])),
-        ("shut before they greeted", str(transport["crowded"])),
+        ("failures, returns of nodes", f"{members['deaths']}, {members['returns']}"),
+        ("longest detection of a failure", f"{members['max_detection_ms']} ms"),
+        ("changes of parent", str(members["reparentings"])),
+        ("requests retried, hedged", f"{members['resent']}, {members['hedges']}"),
+        ("requests that avoided a suspect", str(members["detours"])),
+        ("corrupt parts", str(node["spoiled"])),
+        ("connections refused", str(transport["strangers"])),
+        ("connections closed at the limit", str(transport["crowded"])),
         ("connections", str(transport["connections"])),
     ]
     job = document["job"]
@@ -95,27 +95,27 @@ def _overlay_table(document: Any) -> Table:
     return table(("between nodes", "amount"), rows, right=("amount",), title=title)
 
 
-def _tier_table(tier: Any) -> Table:
+def _tier_table(tier: Any) -> FittedTable:
     hits, memory, disk = tier["hits"], tier["memory"], tier["disk"]
     rows = [
         ("chunks from this node's memory", str(hits["memory"])),
         ("from its disk", str(hits["nvme"])),
         ("from other nodes", str(hits["peer"])),
         ("from the source", str(hits["source"])),
-        ("fetched before they were asked for", str(tier["ahead"])),
-        ("sent elsewhere, was sent elsewhere", f"{tier['redirects']}, {tier['redirected']}"),
+        ("prefetched", str(tier["ahead"])),
+        ("redirects given, followed", f"{tier['redirects']}, {tier['redirected']}"),
         ("held in memory", _of(memory)),
         ("held on the disk", _of(disk)),
         ("evicted from memory, from the disk", f"{memory['evictions']}, {disk['evictions']}"),
         ("written to the disk", bytes_text(disk["written_bytes"])),
-        ("waiting to be written", bytes_text(disk["backlog_bytes"])),
-        ("waited for the disk, wait now", f"{disk['waited']}, {disk['waiting']}"),
-        ("refused by the disk", str(disk["refused"])),
-        ("damaged on the disk", str(disk["erasures"])),
+        ("write backlog", bytes_text(disk["backlog_bytes"])),
+        ("reads throttled by the disk, now", f"{disk['waited']}, {disk['waiting']}"),
+        ("writes that the disk refused", str(disk["refused"])),
+        ("corrupt on the disk", str(disk["erasures"])),
     ]
     if tier["timeouts"]:
         left_out = f"{tier['timeouts']}, {tier['exclusions']}"
-        rows.append(("owners that were late, and were done without", left_out))
+        rows.append(("owners that timed out, were excluded", left_out))
     if disk["owed"]:
         rows.append(("still to be written", f"{bytes_text(disk['owed_bytes'])}, {disk['owed']}"))
     if disk["read_again"]:
@@ -152,15 +152,14 @@ def _tables(document: Any) -> Group:
     )
     operations = [
         (
-            kind if not index else "",
+            kind,
             answer,
             str(int(each["count"])),
             *(f"{each[name]:.1f}" for name in ("p50_us", "p90_us", "p99_us")),
         )
         for kind, answers in document["operations"].items()
-        for index, (answer, each) in enumerate(
-            (answer, each) for answer, each in answers.items() if each["count"]
-        )
+        for answer, each in answers.items()
+        if each["count"]
     ]
     at_source = [
         ("opens", str(source["open"])),
@@ -172,11 +171,11 @@ def _tables(document: Any) -> Group:
     ]
     memory = [
         ("held", f"{bytes_text(cache['held_bytes'])} of {bytes_text(cache['budget_bytes'])}"),
-        ("things held", str(cache["held"])),
+        ("objects held", str(cache["held"])),
         ("bytes of files", bytes_text(cache["object_bytes"])),
-        ("on its way", bytes_text(cache["reserved_bytes"])),
-        ("evicted", f"{cache['evictions']} things, {bytes_text(cache['evicted_bytes'])}"),
-        ("given out from memory", bytes_text(document["bytes"]["from_memory"])),
+        ("in flight", bytes_text(cache["reserved_bytes"])),
+        ("evicted", f"{cache['evictions']} objects, {bytes_text(cache['evicted_bytes'])}"),
+        ("served from memory", bytes_text(document["bytes"]["from_memory"])),
     ]
     numbers = ("count", "p50 us", "p90 us", "p99 us")
     return Group(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from copperfs.cli.output import print_document, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from copperfs.cli.fitted_table import FittedTable
 
 NAME = "status"
 HELP = "list your mounts on this node"
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(document: Any) -> "Table | str":
+def _shown(document: Any) -> "FittedTable | str":
     if not document["mounts"]:
         return "no mount of copperfs is yours on this node"
     rows = [
@@ -52,7 +52,7 @@ def _shown(document: Any) -> "Table | str":
         )
         for each in document["mounts"]
     ]
-    return table(COLUMNS, rows, right=("pid", "age", "hits"))
+    return table(COLUMNS, rows, right=("pid", "age", "hits"), drop=("log", "source"))
 
 
 def age_text(seconds: float) -> str:

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment, SegmentLines
+from rich.text import Text
 
 from copperfs.cli.output import console, print_json, write_file
 from copperfs.cli.top_rates import of_job, of_node
@@ -26,7 +28,8 @@ from copperfs.model.errors import ControlError
 NAME = "top"
 HELP = "show what a mount, or all nodes of its job, do now"
 EPILOG = """\
-keys: a all nodes or this one, q end. Without a terminal it prints one frame.
+keys: a all nodes or this one; j, k, arrows, space, b, g, G scroll; q end. Without a terminal it
+prints one frame.
 
 exit codes: 0, also when the mount is unmounted meanwhile; 5 if it cannot be asked; 2 wrong
 usage.
@@ -35,6 +38,8 @@ usage.
 TREE_EVERY_S = 5.0
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 3600.0
 SVG_COLUMNS = 118
+# A terminal can scroll.
+NODES_LIVE_MAX = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,16 +155,65 @@ def _print(look: _Look, interval_s: float, frames: int | None, *, as_json: bool)
 def _watch(look: _Look, interval_s: float, frames: int | None) -> None:
     hint = "a: all or this node, q: end"
     shown = 0
-    with _keys() as pressed, Live(console=console(), screen=True, auto_refresh=False) as live:
+    window = ScrolledWindow(console())
+    with _keys() as pressed, Live(console=window.console, screen=True, auto_refresh=False) as live:
+        due = time.monotonic() + interval_s
         while frames is None or shown < frames:
-            key = pressed(interval_s)
+            key = pressed(max(due - time.monotonic(), 0))
             if key == "q":
                 return
             if key == "a":
                 look.toggle()
+                window.scroll("g")
                 continue
-            live.update(frame(look.again(), title=look.title, hint=hint), refresh=True)
+            if key and window.scroll(key):
+                live.update(window.shown(), refresh=True)
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + interval_s
+            view = look.again()
+            window.lines_of(frame(view, title=look.title, hint=hint, nodes_max=NODES_LIVE_MAX))
+            live.update(window.shown(), refresh=True)
             shown += 1
+
+
+class ScrolledWindow:
+    """The part of a frame that fits the terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._lines: list[list[Segment]] = []
+        self._top = 0
+
+    def lines_of(self, frame: RenderableType) -> None:
+        self._lines = self.console.render_lines(frame, pad=False)
+
+    def scroll(self, key: str) -> bool:
+        """Whether the key is one for scrolling."""
+        page = max(self._rows() - 1, 1)
+        by = {"j": 1, "k": -1, "\x1b[B": 1, "\x1b[A": -1, " ": page, "b": -page}
+        by |= {"\x1b[6~": page, "\x1b[5~": -page, "g": -len(self._lines), "G": len(self._lines)}
+        if key not in by:
+            return False
+        self._top = max(min(self._top + by[key], len(self._lines) - self._rows()), 0)
+        return True
+
+    def _rows(self) -> int:
+        """Of the terminal, without the line below a frame that does not fit."""
+        height = self.console.size.height
+        return height if len(self._lines) <= height else max(height - 1, 1)
+
+    def shown(self) -> RenderableType:
+        rows = self._rows()
+        self._top = max(min(self._top, len(self._lines) - rows), 0)
+        part = self._lines[self._top : self._top + rows]
+        if len(part) == len(self._lines):
+            return SegmentLines(part, new_lines=True)
+        where = (
+            f"lines {self._top + 1} to {self._top + len(part)} of {len(self._lines)}; j, k: scroll"
+        )
+        below = Text(where, "dim", no_wrap=True, overflow="ellipsis", end="")
+        return Group(SegmentLines(part, new_lines=True), below)
 
 
 @contextmanager
@@ -178,7 +232,8 @@ def _keys() -> Iterator[Any]:
 
     def pressed(seconds: float) -> str:
         ready, _, _ = select.select([fd], [], [], seconds)
-        return os.read(fd, 1).decode("ascii", "replace") if ready else ""
+        # An arrow is three characters.
+        return os.read(fd, 8).decode("ascii", "replace") if ready else ""
 
     try:
         tty.setcbreak(fd)

@@ -9,17 +9,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from copperfs.cli.fitted_table import FittedTable
 from copperfs.cli.output import names_of, printable, table
 from copperfs.config.settings import bytes_text
 
-BAR = 24
-# More nodes are counted.
+BAR = 16
 NODES_MAX = 40
 _ANSWERS = ("hit", "fetch", "miss", "bypass")
 
 
-def frame(view: Any, *, title: str, hint: str = "") -> RenderableType:
-    body = _job(view) if "by_node" in view else _node(view)
+def frame(view: Any, *, title: str, hint: str = "", nodes_max: int = NODES_MAX) -> RenderableType:
+    """More nodes than *nodes_max* are counted."""
+    body = _job(view, nodes_max) if "by_node" in view else _node(view)
     head = Text.assemble((printable(title), "bold"), f"  {hint}")
     return Group(head, *body)
 
@@ -49,7 +50,7 @@ def _node(view: Any) -> Iterator[RenderableType]:
     yield words
 
 
-def _operations(view: Any) -> Table:
+def _operations(view: Any) -> FittedTable:
     rows = []
     for kind, answers in view["operations"].items():
         counted = [each for each in answers.values() if "p50_us" in each]
@@ -85,7 +86,7 @@ def _memory(view: Any) -> Table:
     grid.add_row(
         "memory held       ",
         _bar(memory["held_bytes"] / memory["budget_bytes"] if memory["budget_bytes"] else None),
-        f"{bytes_text(memory['held_bytes'])} of {bytes_text(memory['budget_bytes'])}",
+        f"{memory['held_bytes'] / memory['budget_bytes']:.1%}" if memory["budget_bytes"] else "-",
     )
     return grid
 
@@ -94,14 +95,22 @@ def _source(view: Any) -> Table:
     passed, source = view["bytes"], view["source"]
     grid = Table.grid(padding=(0, 1))
     rows = [
-        ("given out", bytes_text(passed["from_memory_per_s"]) + "/s"),
+        ("from memory", bytes_text(passed["from_memory_per_s"]) + "/s"),
         ("from parents", bytes_text(passed["from_parents_per_s"]) + "/s"),
         ("to children", bytes_text(passed["to_children_per_s"]) + "/s"),
         (
             "from the source",
-            f"{bytes_text(source['read_bytes_per_s'] + passed['from_source_files_per_s'])}/s, "
-            f"{_rate(source['open_per_s'])} opens, {_rate(source['stat_per_s'])} stats, "
-            f"{_rate(source['scandir_per_s'])} lists",
+            f"{bytes_text(source['read_bytes_per_s'] + passed['from_source_files_per_s'])}/s",
+        ),
+        (
+            "open/s stat/s list/s",
+            f"{_rate(source['open_per_s'])}  {_rate(source['stat_per_s'])}  "
+            f"{_rate(source['scandir_per_s'])}",
+        ),
+        (
+            "memory held",
+            f"{bytes_text(view['memory']['held_bytes'])} of "
+            f"{bytes_text(view['memory']['budget_bytes'])}",
         ),
         ("evicted", f"{_rate(view['evictions_per_s'])}/s"),
     ]
@@ -113,7 +122,7 @@ def _source(view: Any) -> Table:
 # ---- all nodes -----------------------------------------------------------------------------------
 
 
-def _job(view: Any) -> Iterator[RenderableType]:
+def _job(view: Any, nodes_max: int) -> Iterator[RenderableType]:
     text = Text(f"{view['nodes']} of {view['roster']} nodes answered")
     if view["missing"]:
         names = [{"name": name} for name in view["missing"]]
@@ -131,10 +140,10 @@ def _job(view: Any) -> Iterator[RenderableType]:
                 Panel(_source(total), title="bytes", title_align="left"),
             ]
         )
-    yield Panel.fit(_tree(view["by_node"]), title="tree", title_align="left")
+    yield Panel.fit(_tree(view["by_node"], nodes_max), title="tree", title_align="left")
 
 
-def _tree(nodes: Sequence[Any]) -> Table:
+def _tree(nodes: Sequence[Any], nodes_max: int) -> FittedTable:
     below: dict[int | None, list[Any]] = {}
     for node in nodes:
         if not node["gone"]:
@@ -145,13 +154,14 @@ def _tree(nodes: Sequence[Any]) -> Table:
     shown = [
         node
         for number, node in enumerate(ordered)
-        if number < NODES_MAX or node["suspect"] or node["hot"] or not node["answered"]
+        if number < nodes_max or node["suspect"] or node["hot"] or not node["answered"]
     ]
     rows = [(_indented(node), *_node_cells(node)) for node in shown]
     rows += [(node["name"], *("",) * 5, "gone") for node in nodes if node["gone"]]
     if len(shown) < len(ordered):
         rows.append((f"and {len(ordered) - len(shown):,} more", *("",) * 6))
-    result = table(columns, [], right=columns[1:-1])
+    dropped = ("to children", "from parents", "held")
+    result = table(columns, [], right=columns[1:-1], drop=dropped)
     for row in rows:
         style = "red" if row[-1] in ("missing", "gone") else "yellow" if row[-1] else ""
         result.add_row(*map(printable, row), style=style)

@@ -93,7 +93,9 @@ def _unmount_stale(within: str | None, *, as_json: bool) -> int:
                 os.rmdir(mountpoint)
         removed.append(mountpoint)
         if not as_json:
-            console().print(f"unmounted {printable(mountpoint)}, whose daemon is gone")
+            console().print(
+                f"unmounted {printable(mountpoint)}, whose daemon is gone", soft_wrap=True
+            )
     if as_json:
         print_json({"version": 1, "unmounted": removed})
     if left:

@@ -138,7 +138,7 @@ def test_ring_shows_who_owns_what_and_scrub_checks_all_of_it(
     assert sum(each["last"] - each["first"] + 1 for each in ranges) == placed["chunks"] == chunks
     shown = copperfs("ring", cluster.mnt(1)).stdout
     assert "4 of 4 nodes answered" in shown
-    assert "the most to the mean: owned 1." in shown
+    assert "maximum over mean: owned 1." in shown
 
     damaged = [
         file

@@ -449,7 +449,7 @@ def test_a_disk_slower_than_the_source_has_all_of_it_for_the_second_pass(
     assert stats["hits"]["source"] == SLOW_CHUNKS
     assert (stats["disk"]["refused"], stats["disk"]["read_again"]) == (0, 0)
     assert stats["disk"]["waited"] > 0
-    assert "waited for the disk" in copperfs("stats", mount.mountpoint).stdout
+    assert "reads throttled by the disk" in copperfs("stats", mount.mountpoint).stdout
 
 
 def test_with_later_nobody_waits_and_the_disk_has_all_of_it_in_the_end(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from copperfs.cli.completion import SHELLS
-from copperfs.cli.main import build_parser
+from copperfs.cli.main import build_parser, main
 from copperfs.cli.parser_outline import Page, pages
 from copperfs.lab.manual import man, markdown
 from copperfs.lab.manual.page_texts import paragraphs
@@ -60,6 +60,23 @@ def test_every_command_says_its_exit_codes_and_explains_its_arguments(page: Page
             assert "mount" in each.help, each
         if each.metavar == "COMMAND":
             assert "--" in each.help, each
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("flag", ["--help", "--help-all"])
+def test_the_help_of_every_command_fits_80_columns(
+    page: Page, flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not any(flag in each.flags for each in page.arguments):
+        return
+    monkeypatch.setenv("COLUMNS", "80")
+    words = page.name.split()
+    if words[0] == "pfs-ask":
+        words.insert(1, "/mnt")
+    with pytest.raises(SystemExit):
+        main([*words, flag])
+    for line in capsys.readouterr().out.splitlines():
+        assert len(line) <= 80, line
 
 
 # They print nothing of their own, or requested data as it is.
