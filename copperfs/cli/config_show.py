@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _show_mount(arguments.of, as_json=arguments.json)
     resolved = resolve_options(arguments)
     if arguments.json:
-        print_json({"version": 1} | {entry.option.key: _as_json(entry) for entry in resolved})
+        print_json({entry.option.key: _as_json(entry) for entry in resolved})
     else:
         rows = [
             (entry.option.key, entry.text or "automatic", _origin_text(entry)) for entry in resolved
@@ -38,7 +38,7 @@ def _show_mount(path: str, *, as_json: bool) -> int:
     told: Any = ask_mount(path, IoctlRequest.CONFIGURATION)
     values = {option.key: (option, told[option.name]) for option in OPTIONS if option.name in told}
     if as_json:
-        print_json({"version": 1} | {key: {"value": value} for key, (_, value) in values.items()})
+        print_json({key: {"value": value} for key, (_, value) in values.items()})
         return 0
     rows = [
         (key, option.format(tuple(value) if option.multi else value))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 WONDERING_AFTER_S = 0.5
 # Without a terminal rich assumes 80 columns and would break lines.
 WIDTH_WITHOUT_TERMINAL = 4096
+# Of documents that have none of their own.
+DOCUMENT_VERSION = 1
 # The most nodes that a sentence names; more are counted.
 NAMES_MAX = 16
 
@@ -117,7 +119,10 @@ def missing_names(missing: Sequence[Any]) -> str:
 
 
 def print_json(data: object) -> None:
-    """Undecodable bytes become escaped surrogates."""
+    """Undecodable bytes become escaped surrogates. Each document says the version of its keys; a
+    list has no place for it."""
+    if isinstance(data, dict):
+        data = {"version": DOCUMENT_VERSION, **data}
     print(json.dumps(data, indent=2))
 
 

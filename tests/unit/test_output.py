@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from copperfs.cli.output import print_json
+
 WITHIN_S = 30.0
 SCRIPT = """\
 import sys, time
@@ -58,3 +60,11 @@ def test_a_file_gets_none_of_it() -> None:
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {}])
 def test_colours_are_off_with_no_color(variables: dict[str, str]) -> None:
     assert ("\x1b[32m" in on_terminal(1.5, **variables)) is not bool(variables)
+
+
+def test_each_document_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"nodes": 4})
+    print_json({"version": 2, "nodes": 4})
+    print_json(["object"])
+    printed = capsys.readouterr().out.replace("\n", "").replace(" ", "")
+    assert printed == '{"version":1,"nodes":4}{"version":2,"nodes":4}["object"]'
