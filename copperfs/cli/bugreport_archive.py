@@ -27,7 +27,7 @@ from typing import IO
 
 from copperfs import __version__
 from copperfs.cli.subprocess_deadline import Aside, copperfs_aside, python_aside
-from copperfs.model.errors import ControlError
+from copperfs.model.errors import OutputError
 
 # The whole command must be done within ten seconds.
 PROCESSES_S, DEADLINE_S = 2.0, 5.5
@@ -87,7 +87,7 @@ def _processes(stack: ExitStack, gathered: GatheredFiles) -> dict[int, list[str]
 
 
 def write(gathered: GatheredFiles, path: str, *, new: bool) -> None:
-    """Write a .tar.gz that only its owner can read; ControlError if that fails. *new*: fail if the
+    """Write a .tar.gz that only its owner can read; OutputError if that fails. *new*: fail if the
     file exists, since in a shared directory another user may have prepared it."""
     top = Path(path).name.partition(".")[0]
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
@@ -101,7 +101,7 @@ def write(gathered: GatheredFiles, path: str, *, new: bool) -> None:
                 about.size, about.mode, about.mtime = len(content), 0o600, int(time.time())
                 archive.addfile(about, io.BytesIO(content))
     except OSError as error:
-        raise ControlError(
+        raise OutputError(
             f"{path} cannot be written: {error.strerror}; give another --output"
         ) from None
 

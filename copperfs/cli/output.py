@@ -14,7 +14,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from copperfs.cli.fitted_table import FittedTable
-from copperfs.model.errors import ControlError, CopperError, IncompleteError
+from copperfs.model.errors import CopperError, IncompleteError, OutputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,7 +140,7 @@ def write_file(path: str, text: str) -> None:
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
-        raise ControlError(f"{path} cannot be written: {error.strerror}") from None
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

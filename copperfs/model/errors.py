@@ -59,6 +59,10 @@ class LaunchError(CopperError):
     exit_code = 6
 
 
+class OutputError(CopperError):
+    """A file that was asked for cannot be written."""
+
+
 class ClusterError(CopperError):
     """A cluster on this machine cannot be used."""
 
