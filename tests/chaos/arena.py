@@ -95,7 +95,7 @@ class Arena:
                     *("--own-clients", str(self.content.source), *self._environment()),
                     *("--netns", "--fanout", str(self.setup.fanout), "--memory", MEMORY),
                     *("--tree-max", TREE_MAX, "--tier-memory", MEMORY),
-                    *("--ring", *datasets(self.content.source)),
+                    *(f"--ring={each}" for each in datasets(self.content.source)),
                     *(TAKEOVER_FLAGS if self.setup.takeover else ()),
                     *self.setup.flags,
                 )

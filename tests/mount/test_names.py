@@ -144,4 +144,5 @@ def test_nodes_that_share_other_places_say_so_on_both_sides(town: Town, stack: E
 
 def shared(town: Town, number: int) -> tuple[str, ...]:
     names = ("a",) if number == 0 else ("a", "b")
-    return ("--launch-timeout", "20", "--shared", *(f"{town.source}/{each}" for each in names))
+    paths = (f"--shared={town.source}/{each}" for each in names)
+    return ("--launch-timeout", "20", *paths)
