@@ -227,8 +227,8 @@ install_copperfs() {
             die "$extension was not compiled: $(grep -A3 'error:' $venv/build.log | head -n 20)"
     done
     # An editable installation leaves them out; man looks beside each directory of PATH.
-    mkdir -p $venv/share/man
-    ln -sfn "$PWD/man" $venv/share/man/man1
+    mkdir -p $venv/share/man/man1
+    ln -sf "$PWD"/man/*.1 $venv/share/man/man1/
     echo "$wanted" >$venv/copperfs.stamp
 }
 

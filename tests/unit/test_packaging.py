@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -100,6 +101,12 @@ def test_the_modulefile_puts_only_the_command_on_the_path(tmp_path: Path) -> Non
     script = run(tclsh, MODULES[0], "bash", "load", "copperfs", env=env)
     assert f"PATH={tmp_path}/libexec/copperfs:/usr/bin:/bin" in script
     assert f"MANPATH={tmp_path}/share/man:;" in script.replace("'", ""), "the system's pages, too"
+
+
+def test_the_environment_of_the_readme_has_the_man_pages() -> None:
+    """An editable installation leaves them out, and tests/setup.sh makes up for it."""
+    kept = {path.name for path in (ROOT / "man").glob("*.1")}
+    assert kept <= {path.name for path in Path(sys.prefix, "share/man/man1").glob("*.1")}
 
 
 def test_the_modulefile_is_of_this_version() -> None:
