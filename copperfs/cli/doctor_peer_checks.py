@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 from copperfs.cli.doctor_checks import ASIDE_S, Check, CheckedMachine, failed, ok, warning
+from copperfs.cli.output import sentence_of
 from copperfs.cli.subprocess_deadline import Aside, copperfs_aside, python_aside, run_aside
 from copperfs.model.errors import CopperError
 
@@ -129,8 +130,7 @@ def _peers_of_mount(machine: CheckedMachine) -> Iterator[Check]:
             f"copperfs bugreport {machine.mountpoint}",
         )
     elif said.code:
-        why = said.errors.strip().removeprefix("copperfs: ")
-        yield failed("peers", why, "name a mount point of copperfs")
+        yield failed("peers", sentence_of(said.errors), "name a mount point of copperfs")
     else:
         document = json.loads(said.output)
         shown = f"{document['nodes']} of {document['roster']} nodes answered"

@@ -186,6 +186,15 @@ def print_json_error(error: CopperError) -> None:
     print(json.dumps({"version": 1, "error": told}), file=sys.stderr)
 
 
+def sentence_of(errors: str) -> str:
+    """The error that a command printed on standard error, with or without ``--json``."""
+    last = errors.strip().rpartition("\n")[2]
+    try:
+        return str(json.loads(last)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return last.removeprefix("copperfs: ")
+
+
 def print_warning(sentence: str) -> None:
     print(f"copperfs: warning: {printable(sentence)}", file=sys.stderr, flush=True)
 

@@ -172,6 +172,12 @@ def test_peers_that_answer_refuse_or_are_unknown() -> None:
     assert "not known here" in found[2].found
 
 
+def test_a_path_that_is_no_mount_is_told_in_a_sentence(tmp_path: Path) -> None:
+    machine = replace(MACHINE, mountpoint=str(tmp_path))
+    (check,) = examination_peers.peers(machine)
+    assert check.found.startswith(f"{tmp_path} is not on a mount of copperfs")
+
+
 def test_an_address_that_others_cannot_use_is_told_of() -> None:
     local = replace(MACHINE, settings=replace(SETTINGS, listen="lo"))
     assert one(examination_peers.resolution(local)).verdict is CheckVerdict.WARNING

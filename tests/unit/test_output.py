@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from copperfs.cli.output import print_json
+from copperfs.cli.output import print_error, print_json, print_json_error, sentence_of
+from copperfs.model.errors import MountError
 
 WITHIN_S = 30.0
 SCRIPT = """\
@@ -60,6 +61,12 @@ def test_a_file_gets_none_of_it() -> None:
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {}])
 def test_colours_are_off_with_no_color(variables: dict[str, str]) -> None:
     assert ("\x1b[32m" in on_terminal(1.5, **variables)) is not bool(variables)
+
+
+def test_an_error_is_read_back_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    for show in (print_json_error, lambda error: print_error(str(error))):
+        show(MountError("/mnt is in use"))
+        assert sentence_of(capsys.readouterr().err) == "/mnt is in use"
 
 
 def test_each_document_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
