@@ -5,7 +5,9 @@ import pwd
 from contextlib import suppress
 from dataclasses import replace
 
-from copperfs.config.settings import Settings
+from copperfs.cli.options import is_first_process
+from copperfs.cli.output import print_warning
+from copperfs.config.settings import Settings, bytes_text
 from copperfs.launch.node_identity import own_name
 from copperfs.model.errors import MountError
 
@@ -51,11 +53,28 @@ def _is_port(where: str | None) -> bool:
 
 def with_tier_size(settings: Settings) -> Settings:
     """The other nodes are told the value, so it is resolved before the launch."""
-    if settings.tier_dir is None or settings.tier_size_bytes is not None:
+    if settings.tier_dir is None:
+        return settings
+    if settings.tier_size_bytes is not None:
+        _warn_of_size(settings.tier_dir, settings.tier_size_bytes)
         return settings
     from copperfs.chunkstore.default_budget import default_budget_bytes
 
     return replace(settings, tier_size_bytes=default_budget_bytes(settings.tier_dir))
+
+
+def _warn_of_size(tier_dir: str, size_bytes: int) -> None:
+    existing = tier_dir
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    with suppress(OSError):
+        disk = os.statvfs(existing)
+        total_bytes = disk.f_blocks * disk.f_frsize
+        if size_bytes > total_bytes and is_first_process():
+            print_warning(
+                f"--tier-size {bytes_text(size_bytes)} is more than the disk of {existing} has: "
+                f"{bytes_text(total_bytes)}"
+            )
 
 
 def prepare(settings: Settings) -> None:

@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from copperfs.cli import main as cli
 from copperfs.cli import which_mount
 from copperfs.cli.options import EVERYDAY, INTERNAL, take_mount_options
 from copperfs.cli.output import printable
-from copperfs.config.settings import OPTIONS, RUN_ONLY
+from copperfs.cli.preflight import with_tier_size
+from copperfs.config.settings import MIB, OPTIONS, RUN_ONLY, Settings
 from copperfs.lab import commands
 from copperfs.lab.commands import cluster_nodes
 from copperfs.model.errors import (
@@ -259,6 +261,21 @@ def test_a_small_size_without_a_unit_is_warned_of_whatever_its_origin(
 def test_more_memory_than_the_node_has_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["config", "show", "--json", "--memory", "9000000G"]) == 0
     assert "is more than this node has: " in capsys.readouterr().err
+
+
+def test_more_disk_than_there_is_is_warned_of(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tier = Settings(
+        mountpoint="/mnt",
+        memory_bytes=MIB,
+        tier_dir=str(tmp_path / "made" / "later"),
+        tier_size_bytes=1 << 60,
+    )
+    assert with_tier_size(tier) == tier
+    assert f"is more than the disk of {tmp_path} has" in capsys.readouterr().err
+    with_tier_size(replace(tier, tier_size_bytes=MIB))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
