@@ -40,7 +40,7 @@ def test_a_mount_is_shown_with_what_one_asks_first(mounted: Mounter) -> None:
 
 
 def test_a_mount_that_hangs_or_whose_daemon_is_gone_is_shown_as_that(mounted: Mounter) -> None:
-    mount = mounted()
+    mount = mounted("--no-takeover")
     os.kill(mount.pid, signal.SIGSTOP)
     try:
         assert about(mount)["state"] == "does not answer"
