@@ -72,6 +72,11 @@ class Directory:
             for fd in (self.chunks, self.tmp, self.lock, self.top):
                 self.files.close(fd)
 
+    def unlock(self) -> None:
+        """Before the last close: others may have the same open file (``daemon/handover.py``)."""
+        with suppress(OSError):
+            self.files.unlock(self.lock)
+
     def __del__(self) -> None:
         # A thread that hangs in the disk may hold the last reference.
         self.close()
@@ -225,15 +230,17 @@ class Directory:
                 self.files.unlink(name, self.tmp)
 
 
-def open_directory(path: str, files: Files, device: int | None = None) -> Directory:
+def open_directory(
+    path: str, files: Files, device: int | None = None, lock: int | None = None
+) -> Directory:
     """StoreError for a directory that must not be used, OSError for a disk that fails.
 
     *device* is the required one: the path of an unmounted disk leads to another, which must not be
-    filled instead.
+    filled instead. *lock* is the descriptor that a predecessor has locked, and may hold still.
     """
     opened: list[int] = []
     try:
-        return _open(path, files, opened, device)
+        return _open(path, files, opened, device, lock)
     except BaseException as error:
         for fd in reversed(opened):
             with suppress(OSError):
@@ -268,7 +275,9 @@ def _missing_above(path: str, files: Files) -> str | None:
     return missing
 
 
-def _open(path: str, files: Files, opened: list[int], device: int | None) -> Directory:
+def _open(
+    path: str, files: Files, opened: list[int], device: int | None, inherited: int | None
+) -> Directory:
     if device is None or _device(os.path.dirname(os.path.abspath(path)), files) == device:
         with suppress(FileExistsError):
             files.mkdir(path)
@@ -283,7 +292,7 @@ def _open(path: str, files: Files, opened: list[int], device: int | None) -> Dir
             f"{path} is not empty and holds no chunks of copperfs: give a --tier-dir of its own,"
             f" such as {path}/copperfs."
         )
-    lock = _locked(path, files, top)
+    lock = _locked(path, files, top, inherited)
     opened.append(lock)
     inner = []
     for name in ("tmp", "chunks"):
@@ -330,7 +339,7 @@ def _safe(path: str, shown: str, files: Files, directory: int | None) -> int:
     return fd
 
 
-def _locked(path: str, files: Files, top: int) -> int:
+def _locked(path: str, files: Files, top: int, inherited: int | None) -> int:
     try:
         fd = files.open("lock", LOCK, top)
     except OSError as error:
@@ -338,6 +347,13 @@ def _locked(path: str, files: Files, top: int) -> int:
             raise
         raise StoreError(f"{path}/lock is not what copperfs has made: remove {path}.") from error
     try:
+        if inherited is not None:
+            if os.path.samestat(files.stat(fd), files.stat(inherited)):
+                own = os.dup(inherited)  # the lock is one of the open file, and not of the process
+                files.close(fd)
+                fd = own
+            else:
+                files.unlock(inherited)  # of the --tier-dir before an upgrade
         try:
             files.lock(fd)
         except BlockingIOError:

@@ -56,6 +56,10 @@ class Files(Protocol):
         """BlockingIOError if another process has it."""
         ...
 
+    def unlock(self, fd: int) -> None:
+        """For all processes that share the open file."""
+        ...
+
 
 def _patiently(work: Callable[[], T]) -> T:
     """Having no free descriptor is not the disk's fault."""
@@ -109,3 +113,6 @@ class RealFiles:
 
     def lock(self, fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def unlock(self, fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)

@@ -110,6 +110,10 @@ class DiskStore:
     _trouble: OSError | None
     recovered: Callable[[], object] = lambda: None
     """Called each time that the disk takes chunks again."""
+    opened: Callable[[], object] = lambda: None
+    """Called each time that another directory is used."""
+    inherited_lock: int | None = None
+    """A descriptor of the predecessor."""
     _index: Index = field(default_factory=OrderedDict)
     _index_bytes: int = 0
     _backlog: OrderedDict[bytes, _Waiting] = field(default_factory=OrderedDict)
@@ -222,6 +226,11 @@ class DiskStore:
             if self._moved.is_set():
                 self._moved = trio.Event()
             await self._moved.wait()
+
+    @property
+    def lock_fd(self) -> int | None:
+        """By which a successor uses the directory, while this process may still hold it."""
+        return self.inherited_lock if self._directory is None else self._directory.lock
 
     def statistics(self) -> StoreStats:
         held = self._index_bytes + self._doomed_bytes + self._writing_bytes
@@ -440,6 +449,7 @@ class DiskStore:
         self._doomed_bytes = sum(place.cost for place in found.superseded)
         self._serial = self._first_serial = found.serial
         self._stats.is_outgrown = False
+        self.opened()
 
     def _degrade(self, error: OSError) -> None:
         while self._backlog:
@@ -469,7 +479,7 @@ class DiskStore:
         """In the mover's thread. Return the directory's content if it was opened anew."""
         directory, found = self._directory, None
         if directory is None or not directory.is_there():
-            directory = open_directory(self.path, self.files, self._device)
+            directory = open_directory(self.path, self.files, self._device, self.inherited_lock)
         try:
             if directory is not self._directory or not self._known:
                 found = _look_through(directory)
@@ -498,6 +508,7 @@ class DiskStore:
             await self._readers.wait_idle()
             await self._mover.wait_idle()
             if directory is not None:
+                directory.unlock()
                 directory.close()
 
 
@@ -518,19 +529,26 @@ async def open_store(
     source: bytes,
     chunk_bytes: int,
     files: Files | None = None,
+    lock: int | None = None,
+    opens_within_s: float | None = None,
 ) -> DiskStore:
-    """StoreError for a directory that must not be used; a failing disk gives a degraded store."""
+    """StoreError for a directory that must not be used; a failing disk gives a degraded store.
+
+    *lock* is never closed: a thread may hang that uses it."""
     path, files = os.path.abspath(path), files or RealFiles()  # noqa: ASYNC240  # asks no disk
     directory: Directory | None = None
     trouble: OSError | None = None
     try:
-        with trio.fail_after(limits.deadline_s):
+        with trio.fail_after(opens_within_s or limits.deadline_s):
             # A caller that gives up on it releases what it opens later.
             directory = await trio.to_thread.run_sync(
-                open_directory, path, files, abandon_on_cancel=True
+                open_directory, path, files, None, lock, abandon_on_cancel=True
             )
     except trio.TooSlowError:
         trouble = TimeoutError(errno.ETIMEDOUT, "it does not answer")
     except OSError as error:
         trouble = error
-    return DiskStore(path, scope_of(source, chunk_bytes), limits, files, directory, trouble)
+    scope = scope_of(source, chunk_bytes)
+    store = DiskStore(path, scope, limits, files, directory, trouble)
+    store.inherited_lock = lock
+    return store

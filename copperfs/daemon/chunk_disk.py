@@ -14,6 +14,7 @@ from functools import partial
 
 import trio
 
+from copperfs.chunkstore.disk_ops import RealFiles
 from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, open_store
 from copperfs.chunkstore.store_interface import Chunk
 from copperfs.config.settings import Settings
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 BEGINS_WITHIN_S = 15.0
 """The store finds a million chunks in 3 s. It gives up on its disk before this deadline."""
+OPENS_WITHIN_S = 0.5
+"""In a successor, which applications wait for. The store tries again later."""
 MOVES_WITHIN_S = 2.0
 """For at most 64 MiB of writes that are pending when the daemon ends."""
 # More virtual nodes spread the chunks more evenly.
@@ -57,16 +60,25 @@ def vnodes_for(nodes: int) -> int:
     return max(VNODES, min(VNODES_MAX, POINTS_MAX // nodes))
 
 
-async def open_tier_store(settings: Settings, source_root: bytes) -> DiskStore | None:
-    """MountError if the directory is unusable."""
+async def open_tier_store(
+    settings: Settings, source_root: bytes, lock: int | None = None, *, takes_over: bool = False
+) -> DiskStore | None:
+    """MountError if the directory is unusable. *lock*: the predecessor's."""
     if settings.tier_dir is None:
+        if lock is not None:
+            RealFiles().unlock(lock)
         return None
     limits = DiskLimits(
         budget_bytes=settings.tier_size_bytes or 0, mover_rate_bytes_s=settings.mover_rate_bytes
     )
     try:
         return await open_store(
-            settings.tier_dir, limits, source=source_root, chunk_bytes=settings.chunk_size_bytes
+            settings.tier_dir,
+            limits,
+            source=source_root,
+            chunk_bytes=settings.chunk_size_bytes,
+            lock=lock,
+            opens_within_s=OPENS_WITHIN_S if takes_over else None,
         )
     except StoreError as error:
         raise MountError(str(error)) from error

@@ -40,7 +40,7 @@ from copperfs.daemon.control_server import ControlServer
 from copperfs.daemon.core_dump import leave_out_memory
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.failure_log import FailureLogWriter
-from copperfs.daemon.handover import Handover, Takeover
+from copperfs.daemon.handover import METRICS_PORT, TIER_LOCK, Handover, Takeover
 from copperfs.daemon.heap_trim import trim_heap
 from copperfs.daemon.job_requests import JobMember, join_job, transport_of
 from copperfs.daemon.log_file import LogFile, LogWatch
@@ -53,7 +53,7 @@ from copperfs.daemon.path_policy_from_mounts import (
     policy_for,
     ring_prefix,
 )
-from copperfs.daemon.prometheus import open_port, render, serve, write
+from copperfs.daemon.prometheus import close_port, open_port, port_of, render, serve, write
 from copperfs.daemon.request_profile import Profiler
 from copperfs.daemon.shared_mount_server import Users
 from copperfs.daemon.statistics import Statistics
@@ -166,6 +166,9 @@ class Daemon:
             self._source_device = before.source_device
         self._cleanup = ExitStack()
         self._failed: MountError | None = None
+        self._inherited = {} if takeover is None else takeover.handover.exclusives
+        self._store: DiskStore | None = None
+        self._metrics_port: socket.socket | None = None
         self._sockets: list[socket.socket] = []
         """Shutting these down ends the server, and with it the daemon."""
         self._logs = LogWatch()
@@ -210,7 +213,12 @@ class Daemon:
         all_mounts = mounts()
         apart = self.launch is not None and are_apart(self.launch.roster)
         policy = policy_for(settings, all_mounts, self.source_root, apart=apart)
-        store = await open_tier_store(settings, self.source_root)
+        self._store = store = await open_tier_store(
+            settings,
+            self.source_root,
+            self._inherited.get(TIER_LOCK),
+            takes_over=self.takeover is not None,
+        )
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(trees)
         placement = placement_of(settings, self.launch)
@@ -232,6 +240,8 @@ class Daemon:
             # Once the daemon ends it cleans up, however many signals come.
             signal.signal(number, signal.SIG_IGN)
         with trio.open_signal_receiver(*ENDING) as told:
+            if store is not None:
+                store.opened = self.succession.changed
             await self._serve(parts, told, ready)
         if self._failed is not None:
             raise self._failed
@@ -241,9 +251,9 @@ class Daemon:
     ) -> None:
         node, fetcher, grants, settings = parts.node, parts.fetcher, parts.grants, self.settings
         metrics = settings.metrics
-        listener = open_port(int(metrics)) if metrics is not None and metrics.isdecimal() else None
+        listener = self._metrics_port = self._open_metrics_port()
         if listener is not None:
-            self._cleanup.callback(listener.close)
+            self._cleanup.callback(close_port, listener)
 
         fuse_fd = self.attachment.open()
         self._cleanup.callback(os.close, fuse_fd)
@@ -341,6 +351,20 @@ class Daemon:
             pyfuse3.terminate()
             nursery.cancel_scope.cancel()
 
+    def _open_metrics_port(self) -> socket.socket | None:
+        metrics, inherited = self.settings.metrics, self._inherited.get(METRICS_PORT)
+        if metrics is None or not metrics.isdecimal():
+            return None
+        before = None if inherited is None else port_of(inherited, int(metrics))
+        return before or open_port(int(metrics))
+
+    def _exclusives(self) -> dict[str, int]:
+        """Descriptors of what only one process can have."""
+        lock = None if self._store is None else self._store.lock_fd
+        port = None if self._metrics_port is None else self._metrics_port.fileno()
+        named = {TIER_LOCK: lock, METRICS_PORT: port}
+        return {name: fd for name, fd in named.items() if fd is not None and fd >= 0}
+
     @property
     def _reopens_log(self) -> bool:
         """Whether SIGHUP comes from a log rotation and not from a terminal that hangs up."""
@@ -422,6 +446,8 @@ class Daemon:
             self.succession.oom_score,
             words,
             fds,
+            os.getpid(),
+            self._exclusives(),
             self.succession.upgraded_by,
         )
 

@@ -2,7 +2,9 @@
 
 The descriptors have a fixed order: the connection's state (``native/front/connection_state.h``),
 the daemon's own words as JSON in memory, ``/dev/fuse``, in a job the socket on which its peers find
-it, and those of the users of a ``copperfs run``.
+it, those of the users of a ``copperfs run``, and those of *exclusives*, which only one process can
+have: the lock of the tier's directory, and the port of the metrics. A daemon whose threads hang in
+the kernel keeps its descriptors though it was killed, so its successor could not open them anew.
 """
 
 import errno
@@ -25,6 +27,7 @@ VERSION = 1
 WORDS_MAX = 64 << 20
 """A roster of 100,000 nodes is 10 MB."""
 MESSAGE_MAX = 1024
+TIER_LOCK, METRICS_PORT = "tier-lock", "metrics-port"
 DESCRIPTORS_MAX = 250
 """The kernel passes 253 at once; also in keeper.c."""
 
@@ -60,6 +63,10 @@ class Handover:
     """Of a process that is not the first to be killed."""
     users: dict[str, Any] | None = None
     users_fds: Sequence[int] = ()
+    pid: int = 0
+    """Of the daemon that leaves it."""
+    exclusives: dict[str, int] = field(default_factory=dict)
+    """Descriptors of what only one process can have, by the names above."""
     upgrade: str | None = None
     """The latest upgrade by which a successor came, or is to come."""
     changes: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +90,12 @@ class Handover:
         """In a process that does not go on with it."""
         if self.launch is not None:
             self.launch.listener.close()
-        for each in (self.connection_fd, self.fuse_fd, *self.users_fds):
+        for each in (
+            self.connection_fd,
+            self.fuse_fd,
+            *self.users_fds,
+            *self.exclusives.values(),
+        ):
             os.close(each)
 
     def to_fds(self) -> list[int]:
@@ -102,12 +114,21 @@ class Handover:
             "oom_kills": self.oom_kills,
             "oom_score": self.oom_score,
             "users": self.users,
+            "pid": self.pid,
+            "exclusives": list(self.exclusives),
         }
         words_fd = memory_file("copperfs-handover")
         with open(words_fd, "wb", closefd=False) as file:
             file.write(json.dumps(words).encode("ascii"))
         listeners = [] if self.launch is None else [self.launch.listener.fileno()]
-        return [self.connection_fd, words_fd, self.fuse_fd, *listeners, *self.users_fds]
+        return [
+            self.connection_fd,
+            words_fd,
+            self.fuse_fd,
+            *listeners,
+            *self.users_fds,
+            *self.exclusives.values(),
+        ]
 
     @classmethod
     def from_fds(cls, fds: list[int]) -> "Handover":
@@ -126,6 +147,9 @@ class Handover:
         launch = None
         if words["launch"] is not None:
             launch = Launch.from_json(words["launch"], socket.socket(fileno=sockets.pop(0)))
+        # Another version may have left none. They come last, where one that knows none skips them.
+        names = words.get("exclusives", [])
+        users_count = len(sockets) - len(names)
         return cls(
             _settings_of(json.loads(words["settings"]) | words["changes"]),
             launch,
@@ -138,7 +162,9 @@ class Handover:
             words["oom_kills"],
             words["oom_score"],
             words["users"],
-            sockets,
+            sockets[:users_count],
+            words.get("pid", 0),
+            dict(zip(names, sockets[users_count:], strict=True)),
             words["upgrade"],
         )
 

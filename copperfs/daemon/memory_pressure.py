@@ -1,15 +1,19 @@
 """Memory pressure: with a standby, the daemon is what a node can best do without.
 
 The kernel kills it before the applications, whose memory cannot be had again. Its successor begins
-with half the budget, or it would soon be killed again (decision 98).
+with half the budget, or it would soon be killed again (decision 98). It does so as well beside a
+daemon that was killed and cannot end, whose memory is still taken. All such daemons together then
+have at most twice the budget.
 """
 
 import logging
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from copperfs.config.settings import MIB, Settings, format_size
+from copperfs.daemon.handover import Handover
 from copperfs.launch.available_memory import oom_kills
 
 log = logging.getLogger(__name__)
@@ -37,14 +41,31 @@ def stay(pid: int, score: str) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text(score)
 
 
-def after_kills(settings: Settings, kills_before: int) -> Settings:
-    """The settings of a successor: smaller if its predecessor was killed for want of memory."""
-    if oom_kills() <= kills_before or settings.memory_bytes <= BUDGET_BYTES_MIN:
+def resident_bytes(pid: int) -> int:
+    """0: the process has ended. Of one that is ending only some thread knows its memory."""
+    pages = 0
+    for each in Path(f"/proc/{pid}/task").glob("*/statm"):
+        with suppress(OSError, LookupError, ValueError):
+            pages = max(pages, int(each.read_text().split()[1]))
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def settings_after(before: Handover) -> Settings:
+    """Of a successor: it begins smaller if memory is short."""
+    settings = before.settings
+    held_bytes = resident_bytes(before.pid) if before.pid else 0
+    if oom_kills() > before.oom_kills:
+        why = "the kernel has killed the daemon for want of memory"
+    elif held_bytes:
+        why = f"process {before.pid} was killed, cannot end, and has {format_size(held_bytes)}"
+    else:
+        return settings
+    if settings.memory_bytes <= BUDGET_BYTES_MIN:
         return settings
     memory_bytes = max(BUDGET_BYTES_MIN, settings.memory_bytes // 2)
     log.warning(
-        "the kernel has killed the daemon for want of memory; it goes on with --memory %s "
-        "instead of %s",
+        "%s; its successor goes on with --memory %s instead of %s",
+        why,
         format_size(memory_bytes),
         format_size(settings.memory_bytes),
     )

@@ -165,6 +165,23 @@ def open_port(port: int) -> socket.socket:
     return listener
 
 
+def port_of(inherited: int, port: int) -> socket.socket | None:
+    """The listener of a predecessor if it is at that port."""
+    listener = socket.socket(fileno=inherited)
+    listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if listens and listener.getsockname()[1] == port:
+        return listener
+    listener.close()
+    return None
+
+
+def close_port(listener: socket.socket) -> None:
+    """For all processes that have it: the keeper ends after the daemon."""
+    with suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
 async def serve(listener: socket.socket, text: Callable[[], str]) -> None:
     limiter = trio.CapacityLimiter(CONNECTIONS_MAX)
     own = trio.SocketListener(trio.socket.from_stdlib_socket(_nonblocking(listener)))

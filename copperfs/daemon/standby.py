@@ -16,7 +16,7 @@ from copperfs.daemon.core_dump import leave_out_memory
 from copperfs.daemon.daemon_main import Daemon, check_timeouts, end, set_up_logging
 from copperfs.daemon.handover import DESCRIPTORS_MAX, MESSAGE_MAX, Handover, Takeover
 from copperfs.daemon.log_file import LogFile
-from copperfs.daemon.memory_pressure import after_kills
+from copperfs.daemon.memory_pressure import settings_after
 from copperfs.daemon.shared_mount_server import Users
 from copperfs.model.errors import CopperError
 
@@ -75,7 +75,7 @@ def main() -> int:
         users = None
         if before.users is not None:
             users = Users.resumed(before.users, before.users_fds, before.fuse_fd)
-        settings = after_kills(before.settings, before.oom_kills)
+        settings = settings_after(before)
         Daemon(settings, before.launch, users, takeover, keeper).run(lambda: None)
     except CopperError as error:
         log.error("%s", error)

@@ -330,6 +330,16 @@ static bool only_hangs(pid_t pid)
 	return !others;
 }
 
+/* It was killed, and a thread hangs in the kernel. */
+static bool cannot_end(const struct process *process)
+{
+	char leader[16];
+
+	snprintf(leader, sizeof(leader), "%d", process->pid);
+	return state_of(process->pid, leader) == 'Z' && !has_ended(process, ENDS_WITHIN_MS) &&
+	       only_hangs(process->pid);
+}
+
 /* A debugger has stopped it. */
 static bool is_traced(pid_t pid)
 {
@@ -574,6 +584,14 @@ static bool succeed_dead(struct keeper *k)
 	return k->trial == ENDING ? take_over(k, "upgrade", k->trial_since_ns) : take_over(k, cause, now());
 }
 
+static bool succeed_undying(struct keeper *k)
+{
+	tell("the daemon was killed, and cannot end: its threads hang in the kernel");
+	if (k->daemon.channel >= 0 && !hear_daemon(k))
+		return false;
+	return succeed_dead(k);
+}
+
 static bool succeed_hung(struct keeper *k)
 {
 	uint64_t since = k->trial == ENDING ? k->trial_since_ns : k->last_sign_ns;
@@ -686,8 +704,15 @@ static void keep(struct keeper *k)
 				return; /* it has given nothing yet */
 			continue;
 		}
-		if (polled[0].revents ? !succeed_dead(k) : is_hung(k) && !succeed_hung(k))
+		if (polled[0].revents) {
+			if (!succeed_dead(k))
+				return;
+		} else if (k->state && k->state->signs_of_life == k->signs && cannot_end(&k->daemon)) {
+			if (!succeed_undying(k))
+				return;
+		} else if (is_hung(k) && !succeed_hung(k)) {
 			return;
+		}
 		if (k->trial && k->trial != ENDING && now() - k->trial_since_ns > UPGRADES_WITHIN_NS)
 			refuse(k, "the daemon that was started for it was not ready within 60 s");
 		/* Not while a successor begins: it is in more of a hurry. */

@@ -45,6 +45,7 @@ from tests.mount.test_takeover import (
     taken,
     way,
 )
+from tests.mount.test_undying_daemon import free_port, metrics_at
 from tests.unit.test_layers import ROOT
 
 __all__ = ["files", "taken", "way"]
@@ -139,6 +140,28 @@ def test_a_changed_setting_stays_for_later_successors(taken: Mount) -> None:
     assert setting(taken, "takeovers_max") == 2000
     assert setting(taken, "hang_after_s") == 20
     assert (taken / "d0/e0/f0").read_bytes() == content_of(0)
+
+
+def test_a_tier_and_a_port_that_were_given_up_are_free(
+    mounted: Mounter, files: Path, tmp_path: Path
+) -> None:
+    ports = [free_port(), free_port()]
+    flags = [
+        ["--tier-dir", str(tmp_path / f"tier{each}"), "--metrics", str(ports[each])]
+        for each in range(2)
+    ]
+    mount = mounted(*TAKEOVER, *flags[0])
+    upgrade(mount, *flags[1])
+    assert "copperfs_epoch" in metrics_at(ports[1])
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    kill(mount)
+    assert "copperfs_epoch" in metrics_at(ports[1])
+    other = mounted(*flags[0])
+    assert "copperfs_epoch" in metrics_at(ports[0])
+    other.remove()
+    upgrade(mount, *flags[0])
+    assert "copperfs_epoch" in metrics_at(ports[0])
+    assert mounted(*flags[1]).stats()["tier"]["disk"]["degraded"] == 0
 
 
 def test_upgrades_are_not_counted_as_deaths(mounted: Mounter, files: Path) -> None:
