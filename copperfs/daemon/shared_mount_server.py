@@ -28,12 +28,12 @@ import trio
 
 from copperfs.config.settings import Settings
 from copperfs.daemon.attachment import MountedInside
-from copperfs.daemon.join_messages import Ended, JoinMessages
+from copperfs.daemon.join_messages import Ended, Inbox, JoinMessages
 from copperfs.daemon.run_processes import kill_all_with
 from copperfs.inplace.path_lookup import contains
 from copperfs.launch.join_socket import JoinRequest, ResolvedRun
 from copperfs.launch.launcher_variables import look_around
-from copperfs.launch.shared_mount_client import DESCRIPTORS_MAX, LINE_MAX, is_own
+from copperfs.launch.shared_mount_client import LINE_MAX, is_own
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ class Users:
     _here: set[socket.socket] = field(default_factory=set)
     _runs: dict[socket.socket, Run] = field(default_factory=dict)
     """Those that were told that they can begin."""
+    _inboxes: dict[socket.socket, Inbox] = field(default_factory=dict)
     _first_run: dict[str, Any] | None = None
     """What further runs are answered with."""
     _come: int = 0
@@ -212,7 +213,7 @@ class Users:
     async def _serve(self, nursery: trio.Nursery, sock: socket.socket) -> None:
         token = None
         try:
-            lines = _Lines(sock)
+            lines = _Lines(self._inbox(sock))
             with trio.move_on_after(HELLO_WITHIN_S):
                 hello = await lines.next()
                 token = _token_of(hello)
@@ -223,6 +224,7 @@ class Users:
                 self._has_covered.set()
             if not await self._may_begin(sock, hello):
                 return
+            lines.inbox.answered()
             self._enter(sock, Run(token, str(hello.get("cwd", "/"))))
             self._say_ready(sock)
             await self._attend(sock, lines, nursery)
@@ -241,7 +243,7 @@ class Users:
         while not (said := await lines.next()).get("bye"):
             if "join" in said:
                 self._first_run = said["join"]
-                self._accept_joins(lines.fds, nursery)
+                self._accept_joins(lines.inbox.fds, nursery)
             if "cover" in said:
                 _say(sock, failed=await self._cover(said["cover"]))
         await self._look_for_background()
@@ -256,11 +258,23 @@ class Users:
 
     def _gone(self, sock: socket.socket) -> None:
         self._here.discard(sock)
+        self._inboxes.pop(sock, None)
         if self._runs.pop(sock, None) is not None:
             self.changed()
         if sock not in self._parting:
             sock.close()
         self._changed.set()
+
+    def _inbox(self, sock: socket.socket) -> Inbox:
+        """What it says is kept for a successor from when it is one of the runs."""
+
+        def changed() -> None:
+            if sock in self._runs:
+                self.changed()
+
+        inbox = self._inboxes.setdefault(sock, Inbox(sock))
+        inbox.changed = changed
+        return inbox
 
     async def _look_for_background(self) -> None:
         if self.inside is not None and len(self._here) == 1:
@@ -312,7 +326,7 @@ class Users:
     async def _serve_further(self, first_run: ResolvedRun, sock: socket.socket) -> None:
         token = None
         try:
-            messages = JoinMessages(sock)
+            messages = JoinMessages(self._inbox(sock))
             with trio.fail_after(HELLO_WITHIN_S):
                 request = JoinRequest.of(await messages.next())
             if not _TOKEN.fullmatch(request.token):
@@ -325,6 +339,7 @@ class Users:
             fds = () if self.inside is None else self.inside.namespace_fds()
             shows = look_around(request.environ).rank in (None, 0)
             run = Run(token, first_run.cwd, joined=True, shows=shows)
+            messages.inbox.answered()
             self._enter(sock, run)
             await messages.send(first_run.answer(request, len(fds)), fds)
             await self._attend_further(sock, messages, first_run, run)
@@ -358,9 +373,10 @@ class Users:
             if run.joined:
                 assert self._first_run is not None
                 first_run = ResolvedRun.of_line(self._first_run)
-                await self._attend_further(sock, JoinMessages(sock), first_run, run)
+                messages = JoinMessages(self._inbox(sock))
+                await self._attend_further(sock, messages, first_run, run)
             else:
-                await self._attend(sock, _Lines(sock), nursery)
+                await self._attend(sock, _Lines(self._inbox(sock)), nursery)
         except (Ended, ValueError):
             await self._lost(run.token)
         finally:
@@ -387,6 +403,7 @@ class Users:
             "first_run": self._first_run,
             "joins": [number(each) for each in self._join_sockets if not _is_closed(each)],
             "runs": [[number(sock), asdict(run)] for sock, run in self._runs.items()],
+            "received": [self._inbox(sock).data.decode("latin-1") for sock in self._runs],
             "inside": None if self.inside is None else self.inside.left(fds),
         }
         return words, fds
@@ -409,6 +426,8 @@ class Users:
         users._is_kept = words["kept"]
         users._join_sockets = [_own_socket(fds[each]) for each in words["joins"]]
         users._runs = {_own_socket(fds[each]): Run(**run) for each, run in words["runs"]}
+        for sock, text in zip(users._runs, words.get("received", ()), strict=False):
+            users._inboxes[sock] = Inbox(sock, data=bytearray(text, "latin-1"))
         return users
 
     # ---- answers ---------------------------------------------------------------------------------
@@ -504,26 +523,15 @@ def _is_closed(sock: socket.socket) -> bool:
 
 @dataclass(slots=True)
 class _Lines:
-    sock: socket.socket
-    fds: list[int] = field(default_factory=list)
-    """Descriptors that came with lines."""
-    _received: bytes = b""
+    inbox: Inbox
 
     async def next(self) -> dict[str, Any]:
-        while b"\n" not in self._received:
-            await trio.lowlevel.wait_readable(self.sock)
-            try:
-                more, fds, _, _ = socket.recv_fds(self.sock, LINE_MAX, DESCRIPTORS_MAX)
-                self.fds += fds
-            except BlockingIOError:
-                continue
-            except OSError:
-                more = b""
-            if not more or len(self._received) > LINE_MAX:
+        self.inbox.answered()
+        while (end := self.inbox.data.find(b"\n")) < 0:
+            if len(self.inbox.data) > LINE_MAX:
                 raise Ended
-            self._received += more
-        line, _, self._received = self._received.partition(b"\n")
-        words = json.loads(line)
+            await self.inbox.receive()
+        words = json.loads(self.inbox.take(0, end + 1))
         if not isinstance(words, dict):
             raise Ended
         return words

@@ -65,6 +65,19 @@ class Line:
     """Descriptors that came with lines."""
     _received: bytes = b""
 
+    def answer(self, key: str, timeout_s: float) -> dict[str, Any]:
+        """The one with *key*. A daemon that takes over may give the one before a second time."""
+        deadline = time.monotonic() + timeout_s
+        while key not in (said := self.hear(deadline - time.monotonic())):
+            pass
+        return said
+
+    def wait_end(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(Vanished):
+            while True:
+                self.hear(deadline - time.monotonic())
+
     def say(self, **words: object) -> None:
         """An other end that has ended is noticed at the next ``hear``."""
         self.say_with((), **words)
@@ -123,7 +136,7 @@ class Use:
         """For a further in-place run. The reasons for directories that could not be covered."""
         self.line.say(cover=covers)
         try:
-            failed: dict[str, str] = self.line.hear(timeout_s)["failed"]
+            failed: dict[str, str] = self.line.answer("failed", timeout_s)["failed"]
         except TimeoutError:
             reason = f"it took longer than {timeout_s:.0f} s; is the source hung?"
             failed = dict.fromkeys(covers["directories"], reason)
@@ -133,7 +146,7 @@ class Use:
         """If it was the last reference, return when the mount is gone."""
         self.line.say(bye=True)
         try:
-            said = self.line.hear(ANSWERS_BYE_WITHIN_S)
+            said = self.line.answer("last", ANSWERS_BYE_WITHIN_S)
             self.read = said.get("read", {})
             if not said["last"]:
                 return Ending.SHARED
@@ -142,12 +155,10 @@ class Use:
         except Vanished:
             return Ending.LOST
         try:
-            self.line.hear(ENDS_WITHIN_S)
-        except Vanished:
-            return Ending.UNMOUNTED
+            self.line.wait_end(ENDS_WITHIN_S)
         except TimeoutError:
-            pass
-        return Ending.SLOW
+            return Ending.SLOW
+        return Ending.UNMOUNTED
 
 
 @dataclass(frozen=True, slots=True)

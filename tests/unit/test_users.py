@@ -4,14 +4,16 @@ nothing is mounted."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import subprocess
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 import trio
@@ -21,8 +23,9 @@ from copperfs.config.settings import MIB, Settings
 from copperfs.daemon import run_processes
 from copperfs.daemon import shared_mount_server as module
 from copperfs.daemon.attachment import MountedInside
-from copperfs.daemon.shared_mount_server import Users
+from copperfs.daemon.shared_mount_server import Run, Users
 from copperfs.launch import shared_mount_client as said
+from copperfs.launch.join_socket import LENGTH, message, strings_of
 from copperfs.launch.shared_mount_client import (
     Ending,
     First,
@@ -33,6 +36,7 @@ from copperfs.launch.shared_mount_client import (
     counter_name,
 )
 from copperfs.model.errors import MountError
+from tests.unit.test_join_socket import FIRST_RUN
 
 WITHIN_S = 20.0
 
@@ -375,3 +379,146 @@ def test_ranks_start_over_if_the_first_run_ends_before_it_has_covered() -> None:
         came = come(shared.settings.mountpoint, {})
         assert isinstance(came, First), "whoever comes now begins anew"
         came.counter.close()
+
+
+# ---- in a successor ------------------------------------------------------------------------------
+
+
+class Death:
+    """A daemon dies, and another goes on with what it had left."""
+
+    def __init__(self, shared: Counter, nursery: trio.Nursery) -> None:
+        self.users = shared.users
+        self._scope = trio.CancelScope()
+        self.nursery = nursery
+        self._has_ended = trio.Event()
+        nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
+        with self._scope:
+            await self.users.run()
+        self._has_ended.set()
+
+    async def successor(self) -> Users:
+        words, fds = self.users.left()
+        fds = [os.dup(each) for each in fds]
+        self._scope.cancel()
+        await self._has_ended.wait()
+        return Users.resumed(json.loads(json.dumps(words)), fds, -1)
+
+    def goes_on(self, users: Users) -> None:
+        self.nursery.start_soon(users.run)
+
+
+Story = Callable[[Counter, Death], Awaitable[Users]]
+
+
+def dies(story: Story) -> None:
+    """*story* returns the successor."""
+
+    async def main() -> None:
+        with trio.fail_after(WITHIN_S):
+            async with trio.open_nursery() as nursery:
+                death = Death(shared, nursery)
+                assert await hears(shared.first) == {"ready": True}
+                users = await story(shared, death)
+        for each in (*users._parting, users.counter):
+            each.close()
+
+    with counter() as shared:
+        trio.run(main)
+
+
+def test_what_a_daemon_was_asked_before_its_death_is_answered_by_its_successor() -> None:
+    async def story(shared: Counter, death: Death) -> Users:
+        began, ends = threading.Event(), threading.Event()
+
+        def hangs(*_: object) -> dict[str, Any]:
+            began.set()
+            ends.wait(WITHIN_S)
+            return {"directories": [], "failed": {}}
+
+        def covers(directories: Sequence[str], _: object) -> dict[str, Any]:
+            return {"directories": list(directories), "failed": {"/x": "why"}}
+
+        shared.users.cover_more = hangs
+        shared.first.say(cover={"directories": ["/env"], "writable": []})
+        assert await trio.to_thread.run_sync(began.wait, WITHIN_S)
+        successor = await death.successor()
+        ends.set()
+        successor.cover_more = covers
+        death.goes_on(successor)
+        assert await hears(shared.first) == {"failed": {"/x": "why"}}
+        await trio.testing.wait_all_tasks_blocked()
+        assert successor.left()[0]["received"] == [""]
+        shared.first.say(bye=True)
+        assert await hears(shared.first) == {"last": True, "read": {}}
+        return successor
+
+    dies(story)
+
+
+def test_a_line_of_which_a_daemon_has_read_a_part_is_understood_by_its_successor() -> None:
+    async def story(shared: Counter, death: Death) -> Users:
+        told: list[None] = []
+        shared.users.changed = lambda: told.append(None)
+        shared.first.sock.sendall(b'{"bye": ')
+        await trio.testing.wait_all_tasks_blocked()
+        assert told, "the keeper is given it"
+        successor = await death.successor()
+        death.goes_on(successor)
+        shared.first.sock.sendall(b"true}\n")
+        assert await hears(shared.first) == {"last": True, "read": {}}
+        return successor
+
+    dies(story)
+
+
+def test_a_joined_run_whose_end_a_daemon_has_read_is_let_go_by_its_successor() -> None:
+    async def story(shared: Counter, death: Death) -> Users:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        users = shared.users
+        users._first_run = FIRST_RUN.line()
+        run = Run("0" * 32, "/", joined=True, shows=False)
+        users._here.add(theirs)
+        users._runs[theirs] = run
+        scope = trio.CancelScope()
+
+        async def attends() -> None:
+            with scope:
+                await users._go_on(theirs, run, death.nursery)
+
+        # its end, but for one byte
+        said = message("bye")
+        ours.sendall(said[:-1])
+        death.nursery.start_soon(attends)
+        await trio.testing.wait_all_tasks_blocked()
+        successor = await death.successor()
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        death.goes_on(successor)
+        with ours:
+            ours.sendall(said[-1:])
+            answer = await trio.to_thread.run_sync(ours.recv, 100)
+        assert strings_of(answer[LENGTH.size :]) == ["0"]
+        shared.first.say(bye=True)
+        assert await hears(shared.first) == {"last": True, "read": {}}
+        return successor
+
+    dies(story)
+
+
+def test_an_answer_that_comes_twice_is_not_taken_for_another() -> None:
+    """The daemon died between an answer and the word of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b'{"failed": {}}\n{"last": false, "read": {"bytes": 1}}\n')
+        use = Use(Line(ours))
+        assert use.leave() is Ending.SHARED
+        assert use.read == {"bytes": 1}
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(2 * b'{"last": true, "read": {}}\n')
+        theirs.shutdown(socket.SHUT_WR)
+        assert Use(Line(ours)).leave() is Ending.UNMOUNTED
