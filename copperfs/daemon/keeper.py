@@ -58,7 +58,7 @@ class Keeper:
     """To the keeper; a successor has it from its own start."""
     is_ended: bool = False
     owes: bool = False
-    """Its socket was full; to be tried again soon."""
+    """Its socket was full, or its descriptors were too few; to be tried again soon."""
     _process: "subprocess.Popen[bytes] | None" = None
     _started: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_MAX))
 
@@ -139,7 +139,10 @@ class Keeper:
                 break
             if not message:
                 break
-            self.heard(message)
+            if message == b"A":
+                self.owes = True
+            else:
+                self.heard(message)
         channel.close()
         self.channel = None
         if self._process is not None:

@@ -3,6 +3,7 @@
 The keeper starts it (``startup/keeper.c``) as ``python -m copperfs.daemon.standby FD``.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -27,6 +28,14 @@ def show_as(name: str) -> None:
     """In ``ps`` and ``top``."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
+
+
+def receive(keeper: socket.socket) -> tuple[bytes, list[int]]:
+    """OSError if not all descriptors can be taken."""
+    message, fds, flags, _ = socket.recv_fds(keeper, MESSAGE_MAX, DESCRIPTORS_MAX)
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, "it has too few free descriptors (ulimit -n)")
+    return message, fds
 
 
 def judge(fds: list[int]) -> bytes:
@@ -55,11 +64,12 @@ def main() -> int:
     show_as("copperfs-spare")
     try:
         keeper.send(b"R")
-        message, fds, _, _ = socket.recv_fds(keeper, MESSAGE_MAX, DESCRIPTORS_MAX)
+        message, fds = receive(keeper)
         while message[:1] == b"C":
             keeper.send(judge(fds))
-            message, fds, _, _ = socket.recv_fds(keeper, MESSAGE_MAX, DESCRIPTORS_MAX)
-    except OSError:
+            message, fds = receive(keeper)
+    except OSError as error:
+        sys.stderr.write(f"copperfs, a standby daemon, ends: {error}\n")
         return 1
     if not message:
         return 0  # the keeper has ended

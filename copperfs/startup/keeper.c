@@ -17,7 +17,8 @@
  *                     'U' HANG_MS TAKEOVERS_MAX COMMAND..., each with a 0 at its end, and the
  *                     descriptors of 'H': an upgrade is wanted, with standbys that this starts
  *                     'L' it ends for the upgrade; the descriptors are what its successor needs
- *   to the daemon     'G' a standby of the upgrade can go on, and waits for 'L'
+ *   to the daemon     'A' again, please: the descriptors of 'H' could not be taken
+ *                     'G' a standby of the upgrade can go on, and waits for 'L'
  *                     'F' SENTENCE: there is no upgrade, and why
  *   from a standby    'R' it is ready; after 'C': it can go on with these
  *                     'N' SENTENCE: it cannot
@@ -116,6 +117,8 @@ struct keeper {
 	uint64_t standby_from_ns;
 	/* It has given what its successor needs. */
 	bool serves;
+	/* Too few descriptors are free, and the log says so. */
+	bool is_short;
 	struct descriptors left;
 	const struct connection_header *state;
 	uint64_t signs, last_sign_ns, looked_ns;
@@ -176,7 +179,8 @@ static void let_go(struct process *process)
 
 /* --- messages --- */
 
-static ssize_t receive(int channel, char *text, size_t room, int *fds, int *count)
+/* `is_cut`: some descriptors could not be taken, and none is. */
+static ssize_t receive(int channel, char *text, size_t room, int *fds, int *count, bool *is_cut)
 {
 	_Alignas(struct cmsghdr) char control[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int))];
 	struct iovec part = { text, room };
@@ -188,6 +192,7 @@ static ssize_t receive(int channel, char *text, size_t room, int *fds, int *coun
 		size = recvmsg(channel, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	while (size < 0 && errno == EINTR);
 	*count = 0;
+	*is_cut = size > 0 && (message.msg_flags & MSG_CTRUNC);
 	if (size <= 0)
 		return size;
 	for (struct cmsghdr *each = CMSG_FIRSTHDR(&message); each; each = CMSG_NXTHDR(&message, each)) {
@@ -198,6 +203,8 @@ static ssize_t receive(int channel, char *text, size_t room, int *fds, int *coun
 		memcpy(fds + *count, CMSG_DATA(each), (size_t)some * sizeof(int));
 		*count += some;
 	}
+	while (*is_cut && *count)
+		close(fds[--*count]);
 	return size;
 }
 
@@ -614,15 +621,35 @@ static bool succeed_hung(struct keeper *k)
 
 /* --- */
 
+/* A limit of descriptors is reached. What was taken before stays. */
+static void not_taken(struct keeper *k, char message)
+{
+	if (message == 'U')
+		refuse(k, "the keeper of the mount has too few free descriptors (ulimit -n)");
+	if (!k->is_short)
+		tell("a message of the daemon is not taken for now, because there are too few free "
+		     "descriptors (ulimit -n): a successor might not know of all runs");
+	k->is_short = true;
+	if (message == 'H')
+		send(k->daemon.channel, "A", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 /* False: the daemon ends. */
 static bool hear_daemon(struct keeper *k)
 {
 	static char text[MESSAGE_MAX];
 	struct descriptors these, old;
 	ssize_t size;
+	bool is_cut;
 
-	while ((size = receive(k->daemon.channel, text, sizeof(text) - 1, these.fds, &these.count)) > 0) {
+	while ((size = receive(k->daemon.channel, text, sizeof(text) - 1, these.fds, &these.count,
+			       &is_cut)) > 0) {
 		text[size] = 0;
+		if (is_cut) {
+			not_taken(k, text[0]);
+			continue;
+		}
+		k->is_short = k->is_short && text[0] != 'H';
 		if (text[0] == 'E')
 			return false;
 		if (text[0] == 'U' && k->trial != ENDING) {
@@ -657,7 +684,8 @@ static void hear_standby(struct keeper *k)
 {
 	char text[1024];
 	struct descriptors none;
-	ssize_t size = receive(k->standby.channel, text, sizeof(text) - 1, none.fds, &none.count);
+	bool is_cut;
+	ssize_t size = receive(k->standby.channel, text, sizeof(text) - 1, none.fds, &none.count, &is_cut);
 
 	if (size > 0)
 		text[size] = 0;

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import random
+import resource
 import signal
 import subprocess
 import threading
@@ -560,6 +561,48 @@ def test_the_users_of_a_run_go_on_with_a_successor(tmp_path: Path, files: Path) 
         for each in begun:
             each.kill()
             each.communicate()
+
+
+def limit_descriptors(pid: int, most: int) -> None:
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))
+
+
+def test_a_keeper_without_descriptors_keeps_what_it_has_and_asks_again(
+    tmp_path: Path, files: Path
+) -> None:
+    mountpoint, log = tmp_path / "mnt", tmp_path / "log"
+    never = ("--in-place", "never")
+    with running(mountpoint, files, log, *never) as first:
+        daemon = daemon_of(mountpoint)
+        eventually(lambda: is_ready(daemon), "a standby is ready")
+        keeper = keeper_of(daemon)
+        before = resource.prlimit(keeper, resource.RLIMIT_NOFILE)[0]
+        count = len(os.listdir(f"/proc/{keeper}/fd"))
+        limit_descriptors(keeper, count + 2)
+        with running(mountpoint, files, log, *never) as second:
+            eventually(lambda: "too few free descriptors" in log.read_text(), "it says so")
+            limit_descriptors(keeper, before)
+            eventually(
+                lambda: len(os.listdir(f"/proc/{keeper}/fd")) > count, "it has got them after all"
+            )
+            os.kill(daemon, signal.SIGKILL)
+            daemon = daemon_of(mountpoint)
+            for each in (first, second):
+                assert each.communicate("go\n", timeout=COMMAND_TIMEOUT_S)[1] == ""
+    eventually(lambda: not is_running(daemon), "it has ended")
+    text = log.read_text()
+    assert (text.count("too few free descriptors"), text.count("took over")) == (1, 1)
+
+
+def test_a_standby_without_descriptors_is_replaced(taken: Mount) -> None:
+    spare = standby_of(keeper_of(taken.pid), taken.pid)
+    limit_descriptors(spare, 5)
+    kill(taken)
+    assert (taken / "d0/e0/f0").read_bytes() == content_of(0)
+    text = taken.log.read_text()
+    assert "too few free descriptors" in text
+    assert text.count("took over") == 1
 
 
 @contextlib.contextmanager
