@@ -171,7 +171,7 @@ class Daemon:
         self._metrics_port: socket.socket | None = None
         self._sockets: list[socket.socket] = []
         """Shutting these down ends the server, and with it the daemon."""
-        self._logs = LogWatch()
+        self._logs = LogWatch(self.succession.follow_log)
         self._compared: tuple[Path, ...] = ()
 
     def run(self, ready: Callable[[], None]) -> None:

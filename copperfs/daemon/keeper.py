@@ -30,6 +30,7 @@ PROGRAM = "copperfs"
 # More deaths than this in that time: something ends each of them.
 STARTS_MAX, STARTS_WITHIN_S = 5, 60.0
 SIGN_EVERY_S = 0.25
+_STDERR = 2
 
 
 def program() -> str | None:
@@ -59,6 +60,7 @@ class Keeper:
     is_ended: bool = False
     owes: bool = False
     """Its socket was full, or its descriptors were too few; to be tried again soon."""
+    _owes_log: bool = False
     _process: "subprocess.Popen[bytes] | None" = None
     _started: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_MAX))
 
@@ -67,6 +69,7 @@ class Keeper:
         while not self.is_ended and (self.channel is not None or self._start()):
             assert self.channel is not None
             self.leave()
+            self.follow_log()
             is_settled.set()
             await self._hear(self.channel)
             self.heard(b"")
@@ -77,6 +80,17 @@ class Keeper:
     def leave(self) -> None:
         """Give the keeper what a successor needs now."""
         self.owes = not self._tell(b"H", self.describe()) and not self.is_ended
+
+    def follow_log(self) -> None:
+        """From now on it writes where the standard error of this process leads."""
+        self._owes_log = not self._send(b"S", [_STDERR]) and not self.is_ended
+
+    def pay(self) -> None:
+        """Tell it what it could not be told before."""
+        if self._owes_log:
+            self.follow_log()
+        if self.owes:
+            self.leave()
 
     def propose(self, command: list[str], handover: Handover) -> bool:
         """That later standbys are started by *command*, and go on with *handover*. Its answer is
@@ -140,7 +154,7 @@ class Keeper:
             if not message:
                 break
             if message == b"A":
-                self.owes = True
+                self.owes = self._owes_log = True
             else:
                 self.heard(message)
         channel.close()
@@ -150,6 +164,13 @@ class Keeper:
 
     def _tell(self, message: bytes, handover: Handover | None = None) -> bool:
         fds = [] if handover is None else handover.to_fds()
+        try:
+            return self._send(message, fds)
+        finally:
+            for words_fd in fds[1:2]:
+                os.close(words_fd)
+
+    def _send(self, message: bytes, fds: list[int]) -> bool:
         try:
             if len(fds) > DESCRIPTORS_MAX:
                 log.error("too many runs here for a takeover; if the daemon dies, the mount ends")
@@ -164,9 +185,6 @@ class Keeper:
             if error.errno not in (*passing, errno.EPIPE, errno.ECONNRESET):
                 log.exception("a bug: the keeper cannot be told")
             return False
-        finally:
-            for words_fd in fds[1:2]:
-                os.close(words_fd)
         return True
 
 

@@ -9,6 +9,7 @@ without the handler's lock, which each message takes.
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TextIO
@@ -46,25 +47,26 @@ class LogFile(logging.StreamHandler[TextIO]):
         if not self.stream.closed:
             super().emit(record)
 
-    def look(self, *, reopens: bool = False) -> None:
+    def look(self, *, reopens: bool = False) -> bool:
         """Switch to the file that has the name now, or stay in the old one if that fails;
-        *reopens*: switch even if it is the same file. Log calls do not wait for it."""
+        *reopens*: switch even if it is the same file. Log calls do not wait for it. Whether
+        standard error has moved along."""
         old = self.stream
         try:
             if not reopens and self._has_the_name(old):
-                return
+                return False
             new = _stream(open_to_append(self._path))
         except OSError as error:
             self._complain(error)
-            return
+            return False
         except ValueError:
-            return  # closed: this is the very end
+            return False  # closed: this is the very end
         moves_stderr = _are_one(_STDERR, old)
         self.acquire()
         try:
             if old.closed:
                 new.close()
-                return
+                return False
             self.stream, self._complained = new, False
         finally:
             self.release()
@@ -72,6 +74,11 @@ class LogFile(logging.StreamHandler[TextIO]):
             os.dup2(new.fileno(), _STDERR)
         with suppress(OSError):
             old.close()
+        return moves_stderr
+
+    def lead_stderr(self) -> None:
+        """Standard error is this log from now on, also after a rotation."""
+        os.dup2(self.stream.fileno(), _STDERR)
 
     def _complain(self, error: OSError) -> None:
         if self._complained:
@@ -101,30 +108,35 @@ def _are_one(fd: int, stream: TextIO) -> bool:
         return False
 
 
-def look_at_logs(*, reopens: bool) -> None:
-    """In a worker thread, since a filesystem may hang."""
-    for handler in _logs():
-        handler.look(reopens=reopens)
+def look_at_logs(*, reopens: bool) -> bool:
+    """In a worker thread, since a filesystem may hang. Whether standard error has moved along."""
+    has_moved = False
+    for handler in open_logs():
+        has_moved |= handler.look(reopens=reopens)
         if reopens:
             logging.getLogger(__name__).info("SIGHUP: the log is opened anew")
+    return has_moved
 
 
-def _logs() -> list[LogFile]:
+def open_logs() -> list[LogFile]:
     return [each for each in logging.getLogger().handlers if isinstance(each, LogFile)]
 
 
 class LogWatch:
-    def __init__(self) -> None:
+    def __init__(self, moved: Callable[[], None]) -> None:
+        """*moved* is called when standard error leads to another file."""
+        self._moved = moved
         self._asked = trio.Event()
 
     def reopen(self) -> None:
         self._asked.set()
 
     async def run(self) -> None:
-        while _logs():
+        while open_logs():
             with trio.move_on_after(LOOKS_EVERY_S):
                 await self._asked.wait()
             reopens, self._asked = self._asked.is_set(), trio.Event()
-            await trio.to_thread.run_sync(
+            if await trio.to_thread.run_sync(
                 partial(look_at_logs, reopens=reopens), abandon_on_cancel=True
-            )
+            ):
+                self._moved()

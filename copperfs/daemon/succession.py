@@ -163,8 +163,7 @@ class Succession:
             nursery.start_soon(keeper.run, self.is_settled)
             while True:
                 front.sign_of_life()
-                if keeper.owes:
-                    keeper.leave()
+                keeper.pay()
                 self._tell_left_out(front)
                 await trio.sleep(SIGN_EVERY_S)
 
@@ -233,6 +232,11 @@ class Succession:
         """A successor would need to know more."""
         if self._keeper is not None:
             self._keeper.leave()
+
+    def follow_log(self) -> None:
+        """Standard error leads elsewhere."""
+        if self._keeper is not None:
+            self._keeper.follow_log()
 
     def end(self) -> None:
         """The daemon ends by itself."""

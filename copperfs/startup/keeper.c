@@ -13,11 +13,12 @@
  *
  * Messages by the channels have one byte and more, and descriptors:
  *   from the daemon   'H' what a successor needs; the first descriptor is the connection's state
+ *                     'S' a descriptor: the log, which may have been opened anew
  *                     'E' it ends, and needs none
  *                     'U' HANG_MS TAKEOVERS_MAX COMMAND..., each with a 0 at its end, and the
  *                     descriptors of 'H': an upgrade is wanted, with standbys that this starts
  *                     'L' it ends for the upgrade; the descriptors are what its successor needs
- *   to the daemon     'A' again, please: the descriptors of 'H' could not be taken
+ *   to the daemon     'A' again, please: the descriptors of 'H' or 'S' could not be taken
  *                     'G' a standby of the upgrade can go on, and waits for 'L'
  *                     'F' SENTENCE: there is no upgrade, and why
  *   from a standby    'R' it is ready; after 'C': it can go on with these
@@ -630,7 +631,7 @@ static void not_taken(struct keeper *k, char message)
 		tell("a message of the daemon is not taken for now, because there are too few free "
 		     "descriptors (ulimit -n): a successor might not know of all runs");
 	k->is_short = true;
-	if (message == 'H')
+	if (message == 'H' || message == 'S')
 		send(k->daemon.channel, "A", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -652,6 +653,8 @@ static bool hear_daemon(struct keeper *k)
 		k->is_short = k->is_short && text[0] != 'H';
 		if (text[0] == 'E')
 			return false;
+		if (text[0] == 'S' && these.count)
+			dup2(these.fds[0], 2);
 		if (text[0] == 'U' && k->trial != ENDING) {
 			end_trial(k); /* the daemon has given that one up */
 			begin_trial(k, text + 1, (size_t)size, &these);

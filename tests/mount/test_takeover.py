@@ -660,6 +660,23 @@ def test_a_mount_that_was_unmounted_after_its_daemons_death_has_one_successor(
     assert mount.log.read_text().count("took over") <= 1
 
 
+def test_the_keeper_writes_to_the_log_that_has_the_name(taken: Mount) -> None:
+    """After a rotation, also by the daemons that come after it."""
+    for number in range(2):
+        rotated = taken.log.with_name(f"rotated{number}")
+        taken.log.rename(rotated)
+        os.kill(taken.pid, signal.SIGHUP)
+        eventually(taken.log.exists, "the log is opened anew")
+        eventually(lambda: is_ready(taken.pid), "a standby is ready")
+        for _ in range(2):
+            eventually(lambda: is_ready(taken.pid), "a standby is ready")
+            kill(taken)
+        assert taken.log.read_text().count("copperfs-keeper: the daemon has ended") == 2
+        log = os.stat(taken.log)
+        for each in (taken.pid, keeper_of(taken.pid)):
+            assert os.path.samestat(os.stat(f"/proc/{each}/fd/2"), log)
+
+
 def test_takeover_and_foreground_are_refused_together(tmp_path: Path, files: Path) -> None:
     done = copperfs("mount", tmp_path, "--source", files, "--takeover", "--foreground")
     assert done.returncode == 2
