@@ -159,10 +159,9 @@ def _changes(mountpoint: str, path: str, flags: dict[str, Value]) -> dict[str, o
 
 def _standby_command() -> list[str]:
     """The keeper starts it, with an environment of its own."""
-    from copperfs.startup.bundle import environment_python
+    from copperfs.startup.bundle import environment_elsewhere, environment_python
 
-    paths = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    found = os.pathsep.join(map(os.path.abspath, paths))
+    found = environment_elsewhere(os.environ).get("PYTHONPATH")
     env = shutil.which("env") or "/usr/bin/env"
     variable = [f"PYTHONPATH={found}"] if found else ["-u", "PYTHONPATH"]
     return [env, *variable, environment_python(), "-P", "-m", "copperfs.daemon.standby"]

@@ -21,7 +21,7 @@ import trio
 from copperfs.config.settings import Settings
 from copperfs.daemon.handover import DESCRIPTORS_MAX, MESSAGE_MAX, Handover
 from copperfs.daemon.memory_pressure import stay
-from copperfs.startup.bundle import passed_to_python, python_of, started_from
+from copperfs.startup.bundle import environment_elsewhere, passed_to_python, python_of, started_from
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +131,7 @@ class Keeper:
                     pass_fds=[theirs.fileno(), *passed_to_python()],
                     start_new_session=True,
                     cwd="/",
+                    env=environment_elsewhere(os.environ),
                 )
                 stay(self._process.pid, self.oom_score)
             except OSError as error:

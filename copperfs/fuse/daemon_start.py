@@ -18,7 +18,7 @@ from copperfs.config.settings import Settings
 from copperfs.fuse.mounting import absolute, answers
 from copperfs.fuse.safe_open import open_to_append
 from copperfs.model.errors import MountError
-from copperfs.startup.bundle import passed_to_python, python_of
+from copperfs.startup.bundle import environment_elsewhere, passed_to_python, python_of
 
 ENDS_WITHIN_S = 5.0
 # Importing from a loaded parallel filesystem may take long.
@@ -93,7 +93,7 @@ def starting(
                 pass_fds=[theirs.fileno(), *pass_fds, *passed_to_python()],
                 start_new_session=True,
                 cwd="/",
-                env=env,
+                env=environment_elsewhere(os.environ if env is None else env),
             )
         try:
             _tell(ours, lines, shown)

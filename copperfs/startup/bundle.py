@@ -31,7 +31,7 @@ from _frozen_importlib_external import ExtensionFileLoader, PathFinder
 # A type checker takes it for typing.TYPE_CHECKING.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import CodeType, ModuleType
     from typing import Any, TypedDict
 
@@ -343,6 +343,16 @@ def python_of(module: str) -> list[str]:
     base: str = sys._base_executable  # type: ignore[attr-defined]
     own = [f"/proc/self/fd/{bundle.fd}", bundle.program, bundle.packages]
     return [base, "-I", "-S", *own, "-m", module]
+
+
+def environment_elsewhere(environ: "Mapping[str, str]") -> dict[str, str]:
+    """*environ* for a Python that runs in another working directory: relative paths of
+    ``PYTHONPATH`` would lead elsewhere."""
+    found = dict(environ)
+    paths = [each for each in found.pop("PYTHONPATH", "").split(os.pathsep) if each]
+    if paths:
+        found["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
+    return found
 
 
 def environment_python() -> str:

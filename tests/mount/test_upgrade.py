@@ -189,6 +189,30 @@ def test_another_version_takes_over_and_is_taken_over(taken: Mount, another: Ano
     assert release(taken) == __version__
 
 
+def test_a_version_that_is_found_by_a_relative_path_is_its_own_successor(
+    another: Another, tmp_path: Path, source: Path
+) -> None:
+    version = "__version__ = "
+    another("__init__.py", version, '__version__ = "9.9.9"\nold = ', "version")
+    mount = Mount(source, tmp_path / "mnt")
+    mount.mountpoint.mkdir()
+    words = ["mount", str(mount.mountpoint), "--source", str(source), *TAKEOVER]
+    done = run(
+        [sys.executable, "-P", "-m", "copperfs.cli.main", *words, "--log-file", mount.log],
+        env={"PYTHONPATH": "another:"},
+        cwd=tmp_path,
+    )
+    try:
+        assert done.returncode == 0, done.stderr
+        mount.pid = successor(mount)
+        assert release(mount) == "9.9.9"
+        eventually(lambda: is_ready(mount.pid), "a standby is ready")
+        kill(mount)
+        assert release(mount) == "9.9.9"
+    finally:
+        mount.remove()
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "sentence"),
     [
