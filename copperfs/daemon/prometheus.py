@@ -40,7 +40,7 @@ _STATES = {
     "front": {"nodes", "nodes_max", "idle_nodes", "pending", "max_pages", "bypass_threads"},
     "process": {"tasks", "threads", "descriptors", "resident_bytes"},
     "kernel": {"waiting"},
-    "takeovers": {"last_s"},
+    "takeovers": {"last_s", "standbys_fail"},
     "pool": {"threads", "busy", "queued", "stuck"},
     "cache": {"budget_bytes", "held_bytes", "reserved_bytes", "held", "object_bytes"},
     "source": set[str](),

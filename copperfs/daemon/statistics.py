@@ -54,6 +54,7 @@ class Statistics:
             "takeovers": {
                 "count": self.succession.count,
                 "last_s": round(self.succession.took_over_s, 3),
+                "standbys_fail": int(self.succession.standbys_fail),
             },
             "job": self._job(),
             "operations": operations,

@@ -72,6 +72,8 @@ class Succession:
     is_mounted: trio.Event = field(default_factory=trio.Event)
     is_settled: trio.Event = field(default_factory=trio.Event)
     """Whether there is a keeper."""
+    standbys_fail: bool = False
+    """They end by themselves, and the keeper starts them more seldom."""
     _keeper: Keeper | None = None
     _is_ending: bool = False
     _left_out: int = 0
@@ -208,6 +210,11 @@ class Succession:
 
     def _heard(self, message: bytes) -> None:
         """From the keeper."""
+        if message[:1] == b"B":
+            self.standbys_fail = message == b"B1"
+            return
+        if not message:
+            self.standbys_fail = False
         if self._wanted is None or self._refusal is not None:
             return
         if not message:

@@ -19,6 +19,8 @@
  *                     descriptors of 'H': an upgrade is wanted, with standbys that this starts
  *                     'L' it ends for the upgrade; the descriptors are what its successor needs
  *   to the daemon     'A' again, please: the descriptors of 'H' or 'S' could not be taken
+ *                     'B' 1: the standbys end by themselves, and are started more seldom;
+ *                     0: one is ready again
  *                     'G' a standby of the upgrade can go on, and waits for 'L'
  *                     'F' SENTENCE: there is no upgrade, and why
  *   from a standby    'R' it is ready; after 'C': it can go on with these
@@ -71,6 +73,8 @@ enum {
 #define UPGRADES_WITHIN_NS (60 * 1000000000ull)
 /* A job's start is a storm by itself, and many mounts end sooner. */
 #define STANDBY_AFTER_NS (2 * 1000000000ull)
+/* While standbys end by themselves. */
+#define STANDBYS_EVERY_NS (30 * 1000000000ull)
 /* More deaths than the most in this time are no accident. */
 #define WITHIN_NS (60 * 1000000000ull)
 
@@ -113,6 +117,7 @@ enum trial {
 
 struct keeper {
 	struct process daemon, standby;
+	/* They end by themselves, and the log says so. */
 	bool standbys_fail;
 	/* Before this time a standby is started only when the daemon has died. */
 	uint64_t standby_from_ns;
@@ -239,6 +244,15 @@ static bool hand_over(const struct keeper *k, const char *cause, uint64_t since)
 
 /* --- the standby --- */
 
+static void end_standby(struct keeper *k);
+
+static void set_standbys_fail(struct keeper *k, bool fail)
+{
+	k->standbys_fail = fail;
+	if (k->daemon.channel >= 0)
+		send(k->daemon.channel, fail ? "B1" : "B0", 2, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 static void start_standby(struct keeper *k)
 {
 	const struct plan *plan = k->trial ? &k->proposed : &k->plan;
@@ -246,14 +260,13 @@ static void start_standby(struct keeper *k)
 	int ends[2];
 	pid_t pid;
 
-	if (k->standbys_fail)
-		return;
 	/* Each trial was asked for. */
-	k->standbys_fail = !k->trial && is_too_often(&k->standbys);
-	if (k->standbys_fail) {
-		tell("the standby daemons end by themselves; there will be no takeover");
-		return;
+	if (!k->trial && is_too_often(&k->standbys) && !k->standbys_fail) {
+		tell("the standby daemons end by themselves: from now on one is started every 30 s");
+		set_standbys_fail(k, true);
 	}
+	if (k->standbys_fail)
+		k->standby_from_ns = now() + STANDBYS_EVERY_NS;
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
 		return;
 	memcpy(words, plan->command, (size_t)plan->words * sizeof(*words));
@@ -276,6 +289,10 @@ static void start_standby(struct keeper *k)
 		return;
 	}
 	k->standby = (struct process){ .pid = pid, .pidfd = open_pid(pid), .channel = ends[0] };
+	if (k->standby.pidfd < 0) { /* nobody would see its end */
+		tell("a standby daemon cannot be watched: %s", strerror(errno));
+		end_standby(k);
+	}
 }
 
 static bool has_ended(const struct process *process, int within_ms)
@@ -290,8 +307,13 @@ static void end_standby(struct keeper *k)
 {
 	if (k->standby.pid) {
 		kill(k->standby.pid, SIGKILL);
-		has_ended(&k->standby, ENDS_WITHIN_MS);
-		waitpid(k->standby.pid, NULL, WNOHANG);
+		if (k->standby.pidfd >= 0)
+			has_ended(&k->standby, ENDS_WITHIN_MS);
+		for (int tries = 0; !waitpid(k->standby.pid, NULL, WNOHANG); tries++) {
+			if (k->standby.pidfd >= 0 || tries == ENDS_WITHIN_MS / 10)
+				break;
+			poll(NULL, 0, 10);
+		}
 	}
 	let_go(&k->standby);
 }
@@ -451,6 +473,7 @@ static bool follow(struct keeper *k, struct plan plan)
 	    !bound_takeovers(&k->standbys, STANDBYS_MAX + plan.takeovers_most))
 		return false;
 	k->standbys_fail = false;
+	k->standby_from_ns = 0;
 	k->plan = plan;
 	return true;
 }
@@ -502,7 +525,6 @@ static void begin_trial(struct keeper *k, const char *text, size_t size, const s
 	k->proposed.words = count - 2;
 	memcpy(k->proposed.command, parts + 2, (size_t)(count - 2) * sizeof(*parts));
 	end_standby(k);
-	k->standbys_fail = false;
 	start_standby(k);
 	if (!k->standby.pid)
 		refuse(k, "no process can be started");
@@ -562,11 +584,13 @@ static bool take_over(struct keeper *k, const char *cause, uint64_t since)
 		     k->takeovers.most);
 		return false;
 	}
-	for (;;) {
+	for (int tries = 0;; tries++) {
 		if (!k->standby.pid)
 			start_standby(k);
-		if (!k->standby.pid)
+		if (!k->standby.pid || tries == STANDBYS_MAX) {
+			tell("no standby daemon can be started: the mount ends");
 			return false;
+		}
 		k->taken_over++;
 		if (hand_over(k, cause, since))
 			break;
@@ -578,7 +602,7 @@ static bool take_over(struct keeper *k, const char *cause, uint64_t since)
 	k->daemon = k->standby;
 	k->standby = (struct process){ .pid = 0, .pidfd = -1, .channel = -1 };
 	k->looked_ns = k->last_sign_ns = now();
-	k->serves = false;
+	k->serves = k->standbys_fail = false;
 	return true;
 }
 
@@ -693,6 +717,10 @@ static void hear_standby(struct keeper *k)
 	if (size > 0)
 		text[size] = 0;
 	if (size > 0 && text[0] == 'R') {
+		if (k->standbys_fail && !k->trial) {
+			tell("a standby daemon is ready again");
+			set_standbys_fail(k, false);
+		}
 		if (k->trial == ASKED) {
 			k->trial = AGREED;
 			send(k->daemon.channel, "G", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
