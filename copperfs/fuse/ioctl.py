@@ -128,7 +128,7 @@ def _open(path: str) -> int:
         return os.open(inside.path, flags)
 
 
-def _fetch(fd: int, path: str, request: IoctlRequest, data: bytes) -> bytes:
+def _fetch(fd: int, path: str, request: IoctlRequest, data: bytes, *, again: bool = False) -> bytes:
     received, token, total = b"", 0, 1
     while len(received) < total:
         buffer = bytearray(BUFFER_BYTES)
@@ -137,6 +137,9 @@ def _fetch(fd: int, path: str, request: IoctlRequest, data: bytes) -> bytes:
         try:
             fcntl.ioctl(fd, number(request), buffer)
         except OSError as error:
+            if error.errno == errno.EINVAL and token and not again:
+                # Another daemon has taken over, which does not know the reply.
+                return _fetch(fd, path, request, data, again=True)
             raise ControlError(_refusal(error, path)) from None
         _, _, length, _, token, _, total = HEADER.unpack_from(buffer)
         received += buffer[HEADER.size : HEADER.size + length]

@@ -200,6 +200,27 @@ def test_the_client_fetches_all_parts(
     assert served.calls == -(-len(whole) // DATA_BYTES)
 
 
+@pytest.mark.parametrize("takeovers", [1, 2])
+def test_a_reply_is_asked_for_anew_when_another_daemon_has_taken_over(
+    takeovers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath
+) -> None:
+    replies = [Served(json.dumps(str(each) * 3 * DATA_BYTES).encode()) for each in range(3)]
+
+    def ioctl(fd: int, number: int, buffer: bytearray) -> None:
+        token = HEADER.unpack_from(buffer)[4]
+        current = min(sum(each.calls >= 2 for each in replies), takeovers)
+        if token and not replies[current].calls:
+            raise OSError(errno.EINVAL, "")
+        replies[current](fd, number, buffer)
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    if takeovers == 1:
+        assert ask_mount(str(tmp_path), IoctlRequest.TREE) == "1" * 3 * DATA_BYTES
+    else:
+        with pytest.raises(ControlError, match="cannot be asked"):
+            ask_mount(str(tmp_path), IoctlRequest.TREE)
+
+
 def test_an_answer_that_breaks_off_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath
 ) -> None:
