@@ -40,7 +40,7 @@ from copperfs.daemon.control_server import ControlServer
 from copperfs.daemon.core_dump import leave_out_memory
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.failure_log import FailureLogWriter
-from copperfs.daemon.handover import METRICS_PORT, TIER_LOCK, Handover, Takeover
+from copperfs.daemon.handover import METRICS_PORT, TIER_LOCK, Handover, Takeover, launch_file
 from copperfs.daemon.heap_trim import trim_heap
 from copperfs.daemon.job_requests import JobMember, join_job, transport_of
 from copperfs.daemon.log_file import LogFile, LogWatch
@@ -166,6 +166,7 @@ class Daemon:
             self._source_device = before.source_device
         self._cleanup = ExitStack()
         self._failed: MountError | None = None
+        self._launch_fd = None if takeover is None else takeover.handover.launch_fd
         self._inherited = {} if takeover is None else takeover.handover.exclusives
         self._store: DiskStore | None = None
         self._metrics_port: socket.socket | None = None
@@ -432,6 +433,8 @@ class Daemon:
         connection_fd = self.succession.connection_fd
         assert connection_fd is not None
         assert self._source_device is not None
+        if self.launch is not None and self._launch_fd is None:
+            self._launch_fd = launch_file(self.launch)
         words, fds = (None, []) if self.users is None else self.users.left()
         return Handover(
             self.settings,
@@ -442,6 +445,7 @@ class Daemon:
             self.attachment.device,
             connection_fd,
             fuse_fd,
+            self._launch_fd,
             oom_kills(),
             self.succession.oom_score,
             words,

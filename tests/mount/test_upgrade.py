@@ -216,7 +216,7 @@ def test_a_version_that_is_found_by_a_relative_path_is_its_own_successor(
 @pytest.mark.parametrize(
     ("file", "old", "new", "sentence"),
     [
-        ("daemon/handover.py", "VERSION = 1", "VERSION = 77", "in the form 1, and not 77"),
+        ("daemon/handover.py", "VERSION = 2", "VERSION = 77", "in the form 2, and not 77"),
         (
             "native/__init__.py", "__all__ =", "CONNECTION_VERSION = 77\n__all__ =",
             "has the form 2, and not 77",
