@@ -147,12 +147,12 @@ class MountedInside:
 
     def left(self, fds: list[int]) -> dict[str, Any]:
         """What a successor needs; adds to *fds* the descriptors of which it has the numbers."""
-        fds += self.namespace_fds()
-        held = len(self.namespace_fds())
+        namespaces = self.namespace_fds()
+        fds += namespaces
         return {
             "mountpoint": self.mountpoint,
             "device": self.device,
-            "mounts": len(fds) - held if held else None,
+            "mounts": len(fds) - len(namespaces) if namespaces else None,
             "users": len(fds) - 1 if self._users_fd is not None else None,
             "namespace": self.namespace,
         }

@@ -41,8 +41,7 @@ KEPT_FOR_S = 60.0
 LONG_LIST = 10_000
 
 Answerer = Callable[[], Awaitable[object]]
-Taker = Callable[[bytes], Awaitable[object]]
-Judge = Callable[[Asked], Awaitable[object]]
+Taker = Callable[[Asked], Awaitable[object]]
 
 
 async def _packed(answer: object) -> bytes:
@@ -68,9 +67,7 @@ class ControlServer:
     sock: socket.socket
     answerers: Mapping[IoctlRequest, Answerer]
     takers: Mapping[IoctlRequest, Taker] = field(default_factory=dict)
-    """These get the data of the request."""
-    judges: Mapping[IoctlRequest, Judge] = field(default_factory=dict)
-    """These also look at who asks."""
+    """These need its data, or look at who asks."""
     refused: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)
 
@@ -127,10 +124,8 @@ class ControlServer:
         return reply(asked, token, whole)
 
     def _found(self, asked: Asked) -> Awaitable[object]:
-        if asked.request in self.judges:
-            return self.judges[asked.request](asked)
         if asked.request in self.takers:
-            return self.takers[asked.request](asked.data)
+            return self.takers[asked.request](asked)
         return self.answerers[asked.request]()
 
     def _keep(self, uid: int, whole: bytes) -> int:

@@ -142,7 +142,6 @@ class Daemon:
     ) -> None:
         """*keeper* is the channel to the one that has let this process take over."""
         self.launch = launch
-        self.takeover = takeover
         self.succession = Succession(settings, takeover, keeper)
         if users is not None:
             users.changed = self.succession.changed
@@ -205,7 +204,8 @@ class Daemon:
 
     async def _main(self, ready: Callable[[], None]) -> None:
         settings = self.settings
-        if self.takeover is None:
+        takeover = self.succession.takeover
+        if takeover is None:
             self._check()
         _raise_descriptor_limit()
         if self.launch is not None:
@@ -218,12 +218,12 @@ class Daemon:
             settings,
             self.source_root,
             self._inherited.get(TIER_LOCK),
-            takes_over=self.takeover is not None,
+            takes_over=takeover is not None,
         )
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(trees)
         placement = placement_of(settings, self.launch)
-        node = Node(policy, limits, trees, self._timeouts(), Random(), placement)
+        node = Node(policy, limits, trees, timeouts_of(settings), Random(), placement)
         fetcher = self._fetcher(lambda: grants[0].renew() if grants else node.policy.refused)
         self._cleanup.callback(fetcher.close)
         self._compared = compared_prefixes(all_mounts, policy)
@@ -234,7 +234,7 @@ class Daemon:
 
         # statfs may hang, and its process must then be killed: so it starts before anything is
         # mounted.
-        earlier = None if self.takeover is None else self.takeover.handover.statfs
+        earlier = None if takeover is None else takeover.handover.statfs
         statfs = Statfs(self._ask_statfs, earlier)
         parts = _Parts(node, fetcher, store, statfs, grants)
         for number in ENDING:
@@ -315,8 +315,8 @@ class Daemon:
                 IoctlRequest.SCRUB_STATE: job.scrub_state,
                 IoctlRequest.RING: job.ring,
                 IoctlRequest.PROFILE_BEGIN: profiler.begin,
+                IoctlRequest.UPGRADE: upgrades.begin,
             },
-            {IoctlRequest.UPGRADE: upgrades.begin},
         )
         front.start()
         self.succession.go_on(front, settings.mountpoint)
@@ -404,9 +404,8 @@ class Daemon:
         if job.engine.tier is not None:
             await job.engine.tier.wait_begun()
         try:
-            if self.takeover is None:  # else applications use it already
+            if self.succession.takeover is None:  # else applications use it already
                 await job.readiness.wait()
-            if self.takeover is None:
                 log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
             ready()
             self.succession.is_mounted.set()
@@ -580,9 +579,6 @@ class Daemon:
             tier_backlog_bytes=BACKLOG_BYTES_MAX,
             takers_max=1 if trees is None else trees.fanout,
         )
-
-    def _timeouts(self) -> Timeouts:
-        return timeouts_of(self.settings)
 
     def _ahead_max(self) -> int:
         """A request must still find a free thread, and a server with capacity left."""

@@ -29,6 +29,7 @@ from copperfs.daemon.warmup_coordinator import WarmupCoordinator
 from copperfs.daemon.warmup_progress import Members
 from copperfs.daemon.warmup_push import PushWarmup
 from copperfs.daemon.warmup_walk import path_of
+from copperfs.fuse.ioctl import Asked
 from copperfs.launch.launch_method import Launch
 from copperfs.launch.node_identity import own_name
 from copperfs.model.errors import ControlError
@@ -199,11 +200,11 @@ class JobMember:
             "members": members,
         }
 
-    async def scrub(self, request: bytes) -> Result:
-        return await self._ask_scrubs("scrub", request)
+    async def scrub(self, asked: Asked) -> Result:
+        return await self._ask_scrubs("scrub", asked.data)
 
-    async def scrub_state(self, request: bytes) -> Result:
-        return await self._ask_scrubs("scrub state", request)
+    async def scrub_state(self, asked: Asked) -> Result:
+        return await self._ask_scrubs("scrub state", asked.data)
 
     async def _ask_scrubs(self, operation: str, request: bytes) -> Result:
         try:
@@ -219,10 +220,10 @@ class JobMember:
         answered = self._answered(result)
         return await self._head(answered) | {key: result.get(key, 0) for key in SCRUB_KEYS}
 
-    async def ring(self, request: bytes) -> Result:
+    async def ring(self, asked: Asked) -> Result:
         """Each owner's share and chunks; or the owners of one file's chunks."""
         try:
-            shown = json.loads(request or b"{}").get("path")
+            shown = json.loads(asked.data or b"{}").get("path")
             path = None if shown is None else path_of(shown)
         except (ValueError, TypeError, AttributeError):
             return {"error": "the request is not what ring takes"}
@@ -246,10 +247,10 @@ class JobMember:
             ],
         }
 
-    async def warm_up(self, request: bytes) -> Result:
+    async def warm_up(self, asked: Asked) -> Result:
         assert self.engine.nursery is not None, "asked of an engine that runs"
         try:
-            file = json.loads(request)["file"]
+            file = json.loads(asked.data)["file"]
             return await self.warmup_coordinator.start(self.engine.nursery, str(file))
         except (ValueError, KeyError, TypeError):
             return {"error": "the request names no file"}

@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from copperfs.daemon.engine import Engine
+from copperfs.fuse.ioctl import Asked
 from copperfs.fuse.publication_index import PublicationIndex
 from copperfs.model.types import Path
 from copperfs.native import Front
@@ -77,10 +78,10 @@ class Profiler:
     _bin_ns: int = 0
     _lost: int = 0
 
-    async def begin(self, data: bytes) -> object:
-        """*data*: the number of the process with which the profile ends, if it is visible from
+    async def begin(self, asked: Asked) -> object:
+        """Its data: the number of the process with which the profile ends, if it is visible from
         here."""
-        owner = int(data or b"0")
+        owner = int(asked.data or b"0")
         self._owner = owner if _is_there(owner) else 0
         self._costs, self._by_kind = {}, defaultdict(int)
         self._bins, self._bin_ns = [[0, 0] for _ in range(BINS)], int(BIN_FIRST_S * 1e9)

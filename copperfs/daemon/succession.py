@@ -40,9 +40,10 @@ UPGRADE = "upgrade"
 
 @dataclass(frozen=True, slots=True)
 class UpgradeRequest:
-    """An upgrade."""
+    """By ``copperfs upgrade``."""
 
     number: str
+    """Random; it tells upgrades apart."""
     command: list[str]
     """It starts a standby."""
     changes: dict[str, Any]
