@@ -23,6 +23,8 @@ from enum import Enum
 from typing import Literal
 
 from copperfs.model.errors import ConfigError
+from copperfs.model.failure_domains import parse_domains
+from copperfs.model.protection import split_class
 from copperfs.model.types import FANOUT
 
 Value = str | int | float | bool | tuple[str, ...] | None
@@ -109,6 +111,8 @@ class OptionKind:
     parse: Callable[[str], Value]
     format: Callable[..., str] = str
     toml_types: tuple[type, ...] = (str,)
+    between: str = ":"
+    """The regular expression that separates the values of a list in a variable."""
 
 
 def _parse_text(text: str) -> str:
@@ -121,6 +125,11 @@ def _parse_absolute(text: str) -> str:
     if not text.startswith("/"):
         raise ValueError(f"{text!r} is not an absolute path; write one that begins with /")
     return text.rstrip("/") or "/"
+
+
+def _parse_protect(text: str) -> str:
+    prefix = split_class(text)[0]
+    return f"{prefix}={text.rpartition('=')[2]}"
 
 
 def _parse_switch(text: str) -> bool:
@@ -185,6 +194,9 @@ def _parse_name(text: str) -> str:
 PATH = OptionKind("PATH", _parse_text)
 NAME = OptionKind("NAME", _parse_name)
 PREFIX = OptionKind("PREFIX", _parse_absolute)
+# A class has a colon in it, and a path begins with a slash.
+PROTECT = OptionKind("PREFIX=none|copies:K", _parse_protect, between=":(?=/)")
+DOMAINS = OptionKind("FILE|slurm|name:PATTERN", parse_domains)
 SIZE = OptionKind("SIZE", parse_size, format_size, (str, int))
 CHUNK = OptionKind("SIZE", _parse_chunk, format_size, (str, int))
 AGE = OptionKind("SECONDS", _parse_age, format_seconds, (str, int, float))
@@ -227,7 +239,8 @@ class Option:
     def parse_variable(self, text: str) -> Value:
         """Like ``parse``; colons separate a list, as in PATH."""
         if self.multi:
-            return tuple(str(self.parse(part)) for part in text.split(":") if part)
+            parts = re.split(self.kind.between, text)
+            return tuple(str(self.parse(part)) for part in parts if part)
         return self.parse(text)
 
     def parse_toml(self, value: object) -> Value:
@@ -621,6 +634,33 @@ class Settings:
             multi=True,
         ),
     )
+    protect: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            TIER,
+            PROTECT,
+            "How many nodes keep each chunk of the files below an absolute path, so that a lost "
+            "node costs no read of the source: copies:2 survives one lost node, copies:K "
+            "K-1. The longest path wins; none, the default, is for paths below a protected one. "
+            "A tier holds half as much with copies:2. The same on all nodes.",
+            default_text="no path",
+            multi=True,
+        ),
+    )
+    domains: str | None = field(
+        default=None,
+        metadata=_option(
+            TIER,
+            DOMAINS,
+            "Which nodes are lost together, so that no two copies of --protect are in one such "
+            "failure domain, as long as there are enough. A file has lines of a node (a set, or a "
+            "pattern with *) and its domain; slurm takes the switches of its topology; name: is "
+            "followed by a regular expression, which finds the domain in a node's name. The "
+            "same on all nodes.",
+            default_text="each node is a domain",
+            optional=True,
+        ),
+    )
     chunk_size_bytes: int = field(
         default=MIB,
         metadata=_option(
@@ -878,6 +918,7 @@ OPTIONS: tuple[Option, ...] = tuple(
 
 def check_tier(settings: Settings) -> None:
     """Raise ConfigError if the data tier's settings contradict each other."""
+    _check_protection(settings)
     if settings.tier_dir is None:
         for given, flag, what in (
             (settings.tier_size_bytes is not None, "--tier-size", "how much of its disk is used"),
@@ -902,6 +943,14 @@ def check_tier(settings: Settings) -> None:
             f"--tier-dir {settings.tier_dir} lies in the mount point: give a directory outside "
             f"{settings.mountpoint}"
         )
+
+
+def _check_protection(settings: Settings) -> None:
+    classes: dict[str, int] = {}
+    for each in settings.protect:
+        prefix, copies = split_class(each)
+        if classes.setdefault(prefix, copies) != copies:
+            raise ConfigError(f"--protect gives {prefix} two classes: leave one of them out")
 
 
 def _eighth(memory_bytes: int) -> int:

@@ -27,24 +27,29 @@ AGREED = (
     "chunk_size_bytes",
     "vnodes",
     "ring",
+    "protect",
     "inodes",
 )
 
 
-def agreement_of(job: str, settings: Settings, policy: Policy) -> Agreement:
+def agreement_of(
+    job: str, settings: Settings, policy: Policy, domains: tuple[int, ...] = ()
+) -> Agreement:
     places = shown_places(policy, settings.source)
-    return Agreement(job, digest_of(settings), agreed_flags(), places)
+    return Agreement(job, digest_of(settings, domains), agreed_flags(), places)
 
 
-def digest_of(settings: Settings) -> bytes:
-    agreed = [getattr(settings, name) for name in AGREED]
+def digest_of(settings: Settings, domains: tuple[int, ...] = ()) -> bytes:
+    """*domains* are what ``--domains`` says of each node; its file may have another name on each
+    node."""
+    agreed = [*(getattr(settings, name) for name in AGREED), domains]
     return hashlib.blake2b(json.dumps(agreed).encode(), digest_size=16).digest()
 
 
 def agreed_flags() -> str:
-    """The flags as part of a sentence: ``--source, --revalidate ... and --inodes``."""
+    """The flags as part of a sentence: ``--source, --revalidate ... and --domains``."""
     flags = {each.name: each.flag for each in OPTIONS}
-    *most, last = (flags[name] for name in AGREED)
+    *most, last = (flags[name] for name in (*AGREED, "domains"))
     return f"{', '.join(most)} and {last}"
 
 

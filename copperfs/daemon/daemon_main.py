@@ -38,6 +38,7 @@ from copperfs.daemon.attachment import Attachment, MountedHere, OverlayRenewal, 
 from copperfs.daemon.chunk_disk import ChunkDisk, chunk_bytes_of, open_tier_store, placement_of
 from copperfs.daemon.control_server import ControlServer
 from copperfs.daemon.core_dump import leave_out_memory
+from copperfs.daemon.domains_from_settings import domains_of, too_few
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.failure_log import FailureLogWriter
 from copperfs.daemon.handover import METRICS_PORT, TIER_LOCK, Handover, Takeover, launch_file
@@ -68,6 +69,7 @@ from copperfs.launch.available_memory import oom_kills
 from copperfs.launch.launch_method import Launch, trees_of
 from copperfs.launch.node_identity import own_name
 from copperfs.model.errors import CopperError, MountError
+from copperfs.model.protection import Protection, split_class
 from copperfs.model.roster import Roster
 from copperfs.model.types import Path
 from copperfs.native import Front
@@ -223,7 +225,10 @@ class Daemon:
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(trees)
         placement = placement_of(settings, self.launch)
-        node = Node(policy, limits, trees, timeouts_of(settings), Random(), placement)
+        domains = domains_of(settings, self.launch)
+        self._warn_of_domains(domains, policy.protection)
+        timeouts = timeouts_of(settings)
+        node = Node(policy, limits, trees, timeouts, Random(), placement, domains)
         fetcher = self._fetcher(lambda: grants[0].renew() if grants else node.policy.refused)
         self._cleanup.callback(fetcher.close)
         self._compared = compared_prefixes(all_mounts, policy)
@@ -556,8 +561,19 @@ class Daemon:
         for each in self.settings.ring:
             if ring_prefix(self.settings, self.source_root, each) is None:
                 raise MountError(f"--ring {each} is not below the source, {source}")
+        for each in self.settings.protect:
+            if ring_prefix(self.settings, self.source_root, split_class(each)[0]) is None:
+                raise MountError(f"--protect {each} is not below the source, {source}")
         if os.path.realpath(source) == mountpoint:
             raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
+
+    def _warn_of_domains(self, domains: tuple[int, ...], protection: Protection) -> None:
+        if self.launch is None:
+            return
+        copies = max((each for _, each in protection.classes), default=1)
+        sentence = too_few(self.settings, domains, len(self.launch.roster), copies)
+        if sentence is not None:
+            log.warning(sentence)
 
     def _limits(self, trees: Trees | None) -> Limits:
         memory_bytes = self.settings.memory_bytes

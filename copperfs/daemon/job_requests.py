@@ -92,7 +92,9 @@ def join_job(
         engine.blobs,
         engine.post,
     )
-    peers.session.agreement = agreement_of(launch.roster.job, settings, engine.node.policy)
+    peers.session.agreement = agreement_of(
+        launch.roster.job, settings, engine.node.policy, engine.node.domains
+    )
     numbers = engine.node.inode_numbers
     assert numbers is not None, "the job has other nodes"
     numbers.all_have_met = settings.hostfile is None

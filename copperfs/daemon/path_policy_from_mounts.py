@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from copperfs.config.settings import Settings
 from copperfs.fuse.mounting import FSTYPE, PFS_SIM_FSTYPE, Mount, mounts
 from copperfs.model.errors import MountError
+from copperfs.model.protection import protection_of, split_class
 from copperfs.model.roster import Roster
 from copperfs.model.types import ROOT, Path, is_below
 from copperfs.node.requests.path_policy import Place, Policy
@@ -159,6 +160,13 @@ def policy_for(
             path
             for each in settings.ring
             if (path := ring_prefix(settings, source, each)) is not None
+        ),
+        protection=protection_of(
+            {
+                path: copies
+                for prefix, copies in map(split_class, settings.protect)
+                if (path := ring_prefix(settings, source, prefix)) is not None
+            }
         ),
     )
 

@@ -32,7 +32,7 @@ KEEPER_WITHIN_S = 10.0
 FIXED = frozenset(
     {"source", "mountpoint", "allow_other", "foreground", "takeover", "takeover_by"}
 ) | {each.name for each in OPTIONS if each.group.startswith(("Launch", "In place"))}
-FIXED_IN_A_JOB = frozenset(AGREED) | {"shared"}
+FIXED_IN_A_JOB = frozenset(AGREED) | {"shared", "domains"}
 # Whether an overlay covers, and links are shown as they are.
 FIXED_IN_PLACE = frozenset({"revalidate_s", "symlinks"})
 

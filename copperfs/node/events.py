@@ -70,6 +70,8 @@ class ChunkRequest:
     skipped: tuple[NodeId, ...] = ()
     keeps: bool = False
     """No reader has asked: this node is to have the chunk, if it owns it."""
+    likely: tuple[NodeId, ...] = ()
+    """For a copy that this node is to keep: nodes that keep the chunk."""
 
     @property
     def path(self) -> Path:

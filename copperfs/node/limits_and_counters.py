@@ -158,6 +158,18 @@ class NodeStats:
     tier_memory_held_count: int = 0
     tier_memory_budget_bytes: int = 0
     tier_evictions: int = 0
+    copies_made: int = 0
+    """Chunks that this node got as a copy, for their owner or from a holder that is left."""
+    copied_bytes: int = 0
+    copies_read: int = 0
+    """Chunks that this node got from a copy and not from the source."""
+    copies_served: int = 0
+    """Chunks that this node gave to nodes that asked for its copy."""
+    copies_due: int = 0
+    """Chunks of this node, or with an owner that lacks them, that fewer nodes keep than their class
+    says."""
+    copies_untracked: int = 0
+    """Chunks of a class with copies beyond the number that a node can keep account of."""
     spoiled: int = 0
     """Parts whose digest did not match."""
     fetching: int = 0

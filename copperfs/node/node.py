@@ -19,6 +19,7 @@ knows those below it:
     FetchTable        fetches in flight, the requests that wait on them, memory for them
     FetchMachine      drives one fetch: picks a peer or the source, hedges, retries, falls back
     Chunks            large files and datasets in chunks; read-ahead, redirects, hot files
+    CopyKeeper        copies of chunks of protected paths on other nodes
     WriteBack         chunks that the disk has still to take, and what waits for that
     ChunkCache        the chunks in this node's memory
     Routing           the route of a fetch: a parent in a tree, or the owner of a chunk (Owners)
@@ -129,6 +130,7 @@ from copperfs.node.prefetch.access_history import AccessHistory
 from copperfs.node.prefetch.python_imports import ImportPrefetcher
 from copperfs.node.prefetch.speculative_push import SpeculativePush
 from copperfs.node.requests.chunk_reads import Chunks
+from copperfs.node.requests.copies import CopyKeeper
 from copperfs.node.requests.file_class import FileClass, FileClassifier
 from copperfs.node.requests.handler import RequestHandler
 from copperfs.node.requests.path_policy import Policy
@@ -149,6 +151,8 @@ class Node:
     random: Random = field(default_factory=lambda: Random(0))
     placement: Placement | None = None
     """None in a job of one node, or without a data tier."""
+    domains: tuple[int, ...] = ()
+    """The failure domain of each node; empty if each node is one by itself."""
     stats: NodeStats = field(default_factory=NodeStats)
     files: FileClassifier = field(init=False)
     flow: FlowControl = field(init=False)
@@ -169,6 +173,8 @@ class Node:
     _handler: RequestHandler = field(init=False)
     _prefetcher: ImportPrefetcher = field(init=False)
     _chunk_cache: ChunkCache | None = field(init=False)
+    _copies: CopyKeeper | None = field(init=False)
+    """None if no path is protected."""
     _offers: SpeculativePush = field(init=False)
     _protocol: PeerProtocol = field(init=False)
 
@@ -189,7 +195,7 @@ class Node:
             self.membership = Membership(self.trees, self.timeouts, stats, flow, self.random)
         owners = None
         if self.placement is not None and self.trees is not None:
-            owners = Owners(self.placement, self.trees.me, limits.chunk_bytes, stats)
+            owners = Owners(self.placement, self.trees.me, limits.chunk_bytes, stats, self.domains)
         self._routing = routing = Routing(
             policy, self.trees, flow, self.membership, owners, limits.lost_from_source
         )
@@ -206,7 +212,20 @@ class Node:
         self._offers = offers = SpeculativePush(stats, flow, cache, AccessHistory())
         failed_names = FailedNames(remembers=bool(self.trees))
         chunks = None
+        copies = None
         if chunk_cache is not None and write_back is not None:
+            if owners is not None and self.membership is not None and policy.protection:
+                copies = CopyKeeper(
+                    limits,
+                    stats,
+                    flow,
+                    chunk_cache,
+                    fetches,
+                    replies,
+                    routing,
+                    write_back,
+                    self.membership,
+                )
             chunks = Chunks(
                 policy,
                 limits,
@@ -219,6 +238,7 @@ class Node:
                 routing,
                 write_back,
                 failed_names,
+                copies,
             )
         handler = RequestHandler(
             policy,
@@ -233,6 +253,8 @@ class Node:
             failed_names,
             chunks,
         )
+        if copies is not None:
+            machine.without_copies = handler.without_copies
         collectives = Collectives(routing, self.random)
         self._protocol = PeerProtocol(
             policy,
@@ -247,10 +269,12 @@ class Node:
             offers,
             self.membership,
             self.inode_numbers,
+            copies,
         )
         self.flow, self._cache, self._fetches = flow, cache, fetches
         self._collectives, self._replies, self._handler = collectives, replies, handler
         self._prefetcher, self._chunk_cache = prefetcher, chunk_cache
+        self._copies = copies
         self.pushes = Pushes(policy, limits, self.files, cache, self.trees)
 
     def attach(self, payloads: Payloads) -> None:
@@ -274,7 +298,10 @@ class Node:
 
     def _whole_step(self, now: float, event: OfNode) -> list[Action]:
         """One step, then new connections and new routes of fetches."""
-        return self._step(now, event) + self._protocol.reconsider(now)
+        actions = self._step(now, event)
+        if self._copies is not None:
+            actions += self._copies.go_on(now)
+        return actions + self._protocol.reconsider(now)
 
     def _receive(self, now: float, received: MessageReceived) -> list[Action]:
         """One message may become several events, each a whole step."""
@@ -435,6 +462,8 @@ class Node:
         late_s = 0.0 if due is None else max(0.0, now - due)
         if late_s > self.timeouts.nap_s:
             self._fetches.slept(late_s)
+            if self._copies is not None:
+                self._copies.slept(late_s)
         if self.membership is not None:
             self.membership.on_late_wakeup(now, late_s)
             actions += self.membership.tick(now)
@@ -459,7 +488,9 @@ class Node:
         """When the next ``Tick`` is due. The caller reads it after every step."""
         soonest = self._fetches.deadline()
         of_members = None if self.membership is None else self.membership.deadline()
-        for each in (self._collectives.deadline(), self._offers.deadline(), of_members):
+        of_copies = None if self._copies is None else self._copies.deadline()
+        others = (self._collectives.deadline(), self._offers.deadline(), of_members, of_copies)
+        for each in others:
             if each is not None and (soonest is None or each < soonest):
                 soonest = each
         return soonest
@@ -484,6 +515,8 @@ class Node:
             self._chunk_cache.count()
         if self._fetches.write_back is not None:
             self._fetches.write_back.count()
+        if self._copies is not None:
+            self._copies.count()
         return self.stats
 
     def reset_statistics(self) -> None:
@@ -499,6 +532,8 @@ class Node:
         self._fetches.check_invariants()
         self._cache.check_invariants(self._fetches.on_its_way_bytes)
         self._prefetcher.check_invariants()
+        if self._copies is not None:
+            self._copies.check_invariants()
 
     # --- queries between steps -------------------------------------------------------------------
 

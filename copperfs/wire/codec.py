@@ -34,6 +34,8 @@ from copperfs.node.peer.messages import (
     CollectiveReply,
     CollectiveRequest,
     ContentKind,
+    CopyOffer,
+    CopyReport,
     Credit,
     DataReply,
     Delayed,
@@ -158,6 +160,7 @@ FATE_BYTES_MAX = 16
 SEEN_BYTES_MAX = SAMPLE_PATH_BYTES_MAX + 64
 _SEEN = f.record(Seen, (("path", f.path(SAMPLE_PATH_BYTES_MAX)), ("version", f.KNOWN_VERSION)))
 _ANSWER = (("number", f.number()), ("epoch", f.number()))
+_CHUNK = (("path", f.PATH), ("version", f.KNOWN_VERSION), ("index", f.integer(0, INDEX_MAX)))
 
 LAYOUTS = (
     Layout(
@@ -213,6 +216,8 @@ LAYOUTS = (
     ),
     Layout(16, Redirect, (*_ANSWER, ("peer", _NODE))),
     Layout(17, Delayed, _ANSWER),
+    Layout(18, CopyOffer, _CHUNK),
+    Layout(19, CopyReport, (*_CHUNK, ("is_kept", f.SWITCH))),
     Layout(6, Credit, (("count_bytes", _TOTAL),)),
     Layout(7, Cancel, (("number", f.number()),)),
     Layout(

@@ -3,7 +3,7 @@
 from copperfs import __version__
 
 MAGIC = b"cpf"
-VERSION = 5
+VERSION = 6
 """Increment it when ``LAYOUTS`` in ``codec.py`` changes."""
 
 

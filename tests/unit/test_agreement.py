@@ -23,6 +23,7 @@ OTHERS: dict[str, object] = {
     "chunk_size_bytes": 1 << 18,
     "vnodes": 200,
     "ring": ("/lus/data",),
+    "protect": ("/lus/data=copies:2",),
     "inodes": "ignore",
 }
 
@@ -38,10 +39,19 @@ def test_what_each_node_decides_for_itself_is_not_agreed_on() -> None:
     assert digest_of(other) == digest_of(ALONE)
 
 
+def test_nodes_with_other_failure_domains_do_not_agree() -> None:
+    assert digest_of(ALONE, (0, 0, 2)) != digest_of(ALONE, (0, 1, 1))
+
+
+def test_a_file_of_domains_may_have_another_name_on_each_node() -> None:
+    other = replace(ALONE, domains="/etc/racks")
+    assert digest_of(other, (0, 0, 2)) == digest_of(ALONE, (0, 0, 2))
+
+
 def test_the_sentence_names_all_of_it() -> None:
     assert agreed_flags() == (
         "--source, --revalidate, --trees, --fanout, --push-fanout, --tree-max, --chunk-size, "
-        "--vnodes, --ring and --inodes"
+        "--vnodes, --ring, --protect, --inodes and --domains"
     )
 
 

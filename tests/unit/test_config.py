@@ -68,6 +68,8 @@ EXAMPLES: dict[str, Value] = {
     "tier_dir": "/nvme/copperfs",
     "tier_size_bytes": 100 * GIB,
     "ring": ("/lus/data", "/lus/more"),
+    "domains": "name:r\\d+",
+    "protect": ("/lus/data=copies:2", "/lus/data/tmp=none", "/lus/x=y=copies:3"),
     "chunk_size_bytes": 256 * KIB,
     "vnodes": 250,
     "mover_rate_bytes": 200 * MIB,

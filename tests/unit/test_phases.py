@@ -73,7 +73,10 @@ def test_asking_others_never_ends_a_fallback() -> None:
 
 def test_who_reads_as_the_root_or_the_owner_waits_for_nobody_else() -> None:
     for phase in OWN_READ:
-        assert set(TRANSITIONS[phase].values()) <= {*OWN_READ, Phase.DONE}
+        following = dict(TRANSITIONS[phase])
+        if phase is Phase.READING_DISK:  # then the source is not read yet
+            assert following.pop(Trigger.DISK_LACKS_IT) is Phase.ASKING_COPIES
+        assert set(following.values()) <= {*OWN_READ, Phase.DONE}
         assert not phase.is_fallback
         assert phase.is_reading
     assert set(READING) - OWN_READ <= FALLBACK
@@ -123,7 +126,10 @@ def test_only_move_changes_a_phase() -> None:
 
 
 def test_a_fetch_has_no_boolean_fields() -> None:
-    values = (fetch(), fetch().timers, fetch().plan, fetch().received, fetch().witnesses)
+    values = (
+        *(fetch(), fetch().timers, fetch().plan, fetch().copies),
+        *(fetch().received, fetch().witnesses),
+    )
     for value in values:
         assert not [each.name for each in fields(value) if each.type in (bool, "bool")]
 

@@ -22,6 +22,8 @@ from copperfs.node.peer.messages import (
     CollectiveReply,
     CollectiveRequest,
     ContentKind,
+    CopyOffer,
+    CopyReport,
     Credit,
     DataReply,
     Delayed,
@@ -147,6 +149,8 @@ bare: st.SearchStrategy[Message] = st.one_of(
     ),
     st.builds(Redirect, numbers, numbers, node_ids),
     st.builds(Delayed, numbers, numbers),
+    st.builds(CopyOffer, paths, versions, st.integers(0, INDEX_MAX)),
+    st.builds(CopyReport, paths, versions, st.integers(0, INDEX_MAX), st.booleans()),
     st.builds(EntryReply, numbers, numbers, st.none() | entries, seconds),
     st.builds(ErrorReply, numbers, numbers, st.integers(1, 4095), st.integers(0, 3)),
     st.builds(Credit, st.integers(0, OBJECT_BYTES_MAX)),
@@ -274,7 +278,7 @@ BATCH = Batch(1, 0, 2, 0, (ITEM,))
         replace(ASK, epoch=True),
         replace(ASK, what=5),  # type: ignore[arg-type]
         replace(ASK, first=(1 << 48) + 1),
-        replace(ASK, how=4),  # type: ignore[arg-type]
+        replace(ASK, how=5),  # type: ignore[arg-type]
         replace(ASK, skipped=(NodeId(200_000),)),
         Redirect(1, 2, NodeId(200_000)),
         replace(ASK, version=Version(1 << 63, 0, 0, 0)),

@@ -6,6 +6,8 @@ from copperfs.node.peer.messages import (
     Cancel,
     CollectiveReply,
     CollectiveRequest,
+    CopyOffer,
+    CopyReport,
     Credit,
     DataReply,
     Delayed,
@@ -33,7 +35,19 @@ WORDS: dict[str, type[Message]] = {
     "News": MembershipUpdate,
     **{
         each.__name__: each
-        for each in (Hello, Redirect, Delayed, Credit, Batch, Offer, Echo, EchoReply, Heartbeat)
+        for each in (
+            Hello,
+            Redirect,
+            Delayed,
+            CopyOffer,
+            CopyReport,
+            Credit,
+            Batch,
+            Offer,
+            Echo,
+            EchoReply,
+            Heartbeat,
+        )
     },
 }
 _WORD_OF: dict[type, str] = {kind: word for word, kind in WORDS.items()}

@@ -29,6 +29,7 @@ from copperfs.lab.sim.source_client import SimulatedClient
 from copperfs.lab.sim.source_workers import SourceWorkers
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.lab.sim.virtual_network import CableTimeouts, NetworkCosts, VirtualNetwork
+from copperfs.model.protection import UNPROTECTED, Protection
 from copperfs.model.types import FANOUT, NodeId, Path
 from copperfs.node.limits_and_counters import Limits
 from copperfs.node.membership.failure_detector import Timeouts
@@ -72,6 +73,9 @@ class Job:
     tier_backlog_bytes: int = 64 * MIB
     tier_disk_bytes: int = 1 << 40
     ring: tuple[Path, ...] = ()
+    protection: Protection = UNPROTECTED
+    has_domains: bool = False
+    """A rack is a failure domain; otherwise each node is one."""
     hot_files_above_nodes: int = 256
     """In a larger job a request for a large file goes up the tree first."""
     lost_from_source: bool = False
@@ -162,6 +166,12 @@ class World:
         if self.job.chunk_bytes:
             self._placement = Ring([f"n{number}" for number in range(len(shares))], shares)
 
+    def _domains(self) -> tuple[int, ...]:
+        job = self.job
+        if not job.has_domains:
+            return ()
+        return tuple(number - number % job.rack for number in range(job.nodes))
+
     def _new_host(self, me: NodeId, *, is_late: bool = False) -> Host:
         job, machine = self.job, self._machine(me)
         limits = Limits(
@@ -186,10 +196,14 @@ class World:
         )
         trees = Trees(job.nodes, me, job.fanout, job.push_fanout, job.trees)
         policy = Policy(
-            source=b"/src", mountpoint=b"/mnt", revalidate_s=job.revalidate_s, ring=job.ring
+            source=b"/src",
+            mountpoint=b"/mnt",
+            revalidate_s=job.revalidate_s,
+            ring=job.ring,
+            protection=job.protection,
         )
         own = self._another_random()
-        node = Node(policy, limits, trees, job.timeouts, own, self._placement)
+        node = Node(policy, limits, trees, job.timeouts, own, self._placement, self._domains())
         process = Process(self.clock)
         every = self.check_every if self.exact else 0
         client = SimulatedClient(me + 1, machine.own_numbers, machine.ahead_s)

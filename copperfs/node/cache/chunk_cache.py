@@ -114,6 +114,10 @@ class ChunkCache:
         lru = self._owned if owned else self._guests
         return lru.reserved_bytes + size <= lru.budget_bytes // 2
 
+    def has_free(self, size: int) -> bool:
+        """Whether an owned chunk of *size* bytes displaces no other one."""
+        return self._owned.has_free(size)
+
     def held(self) -> list[tuple[ChunkKey, int]]:
         halves = (self._guests, self._owned)
         return [(key, size) for lru in halves for key, _, size in lru.items()]

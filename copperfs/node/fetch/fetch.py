@@ -13,7 +13,7 @@ time.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from copperfs.model.types import BlobId, FetchId, NodeId
 from copperfs.node.cache.error_cache import WITNESSES_ENOUGH
@@ -87,6 +87,31 @@ class AskPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class CopySearch:
+    """What a fetch knows of a chunk of which there are copies."""
+
+    likely: tuple[NodeId, ...] = ()
+    """Nodes that have said that they keep it."""
+    tried: frozenset[NodeId] = frozenset()
+    """Nodes that do not have it, or cannot give it."""
+    over_at: float | None = None
+    """When no node was left that could give it."""
+    not_on_disk_at: float | None = None
+    """When this node's disk did not have it."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.over_at is not None
+
+    @property
+    def disk_lacks_it(self) -> bool:
+        return self.not_on_disk_at is not None
+
+    def without(self, *peers: NodeId) -> "CopySearch":
+        return replace(self, tried=self.tried.union(peers))
+
+
+@dataclass(frozen=True, slots=True)
 class Received:
     """Parts of an object."""
 
@@ -129,6 +154,7 @@ class Fetch:
     """Its outstanding requests, by the peer that has to reply."""
     skipped: set[NodeId] = field(default_factory=set)
     """Not asked again: peers that live, but did not answer in time, or refused."""
+    copies: CopySearch = CopySearch()
     received: Received = Received()
     spoiled: int = 0
     witnesses: Witnesses = Witnesses()
@@ -163,6 +189,7 @@ INVARIANTS: dict[Phase, tuple[Invariant, ...]] = {
     Phase.CONNECTING: (_OF_OTHERS, _NO_TURN),
     Phase.DOUBTING: (_OF_OTHERS, _NO_TURN),
     Phase.WAITING: (_OF_OTHERS, _NO_TURN),
+    Phase.ASKING_COPIES: (_IS_CHUNK, _NO_TURN),
     Phase.FALLBACK_DELAYED: (_OF_OTHERS, _IS_DELAYED),
     Phase.FALLBACK_QUEUED: (_OF_OTHERS, _NO_TURN),
     Phase.FALLBACK_READING_DISK: (_IS_CHUNK, _NO_TURN),

@@ -10,6 +10,11 @@ not answer within ``slow_s``, its source may hang, and the fetch asks the next o
 Chunks go the same way, to their owners instead of up a tree. An owner may redirect a fetch to
 another node (``redirected``). If that node does not have the chunk, the fetch asks the owner again.
 
+A chunk of a protected path may have *copies* on other nodes (``copy_holders.py``). Before it reads
+the source for such a chunk, in whatever role, a fetch asks them one after the other
+(``ask_copies``). These reply at once, and wait for nobody, so no cycle can form. What to do when
+none has it, ``Chunks`` decides (``without_copies``).
+
 The root of a tree and the owner of a chunk read the source. Any other node reads it as a fallback
 when
 
@@ -29,12 +34,12 @@ nodes has a timer.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from random import Random
 
-from copperfs.model.types import ChunkKey, FetchId, NodeId, Version
+from copperfs.model.types import ChunkKey, FetchId, NodeId, PeerRequest, Version
 from copperfs.node.actions import (
     Action,
     ListSource,
@@ -45,7 +50,7 @@ from copperfs.node.actions import (
     ReadSource,
     Send,
 )
-from copperfs.node.events import ReadRequest
+from copperfs.node.events import ChunkRequest, NodeRequest, ReadRequest
 from copperfs.node.fetch.fetch import AskPlan, Attempt, Fetch
 from copperfs.node.fetch.phases import Phase, Trigger
 from copperfs.node.limits_and_counters import FetchKind, Limits, NodeStats
@@ -79,6 +84,10 @@ class FetchMachine:
     routing: Routing
     random: Random
     slow_s: float
+    without_copies: Callable[[float, Fetch], list[Action]] | None = None
+    """No copy can be had. None: there are none of any chunk."""
+    read_unless_disk_is_behind: Callable[[float, Fetch], list[Action]] | None = None
+    """The owner's disk lacks the chunk."""
     _timers: list[tuple[float, FetchId, Fetch]] = field(default_factory=list)
     """A heap. An entry is outdated if ``_timer_of`` has another time for its fetch."""
     _timer_of: dict[FetchId, float] = field(default_factory=dict)
@@ -90,6 +99,15 @@ class FetchMachine:
     _next_number: int = 1
 
     def begin(self, now: float, fetch: Fetch) -> list[Action]:
+        if self._looks_on_disk_first(fetch):
+            return self._read_disk(fetch)
+        return self.go_on(now, fetch)
+
+    def go_on(self, now: float, fetch: Fetch) -> list[Action]:
+        """It has just begun, or has looked for copies."""
+        is_for_copy = all(map(is_for_copy_alone, fetch.waiters)) and bool(fetch.waiters)
+        if is_for_copy and not fetch.copies.is_over:
+            return self.ask_copies(now, fetch)
         return self._dispatch(now, fetch)
 
     def end(self, fetch: Fetch) -> list[Action]:
@@ -162,6 +180,8 @@ class FetchMachine:
     def spoiled(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """*peer* gave a corrupt part. The next attempt begins at the first missing part."""
         fetch.spoiled += 1
+        if fetch.attempts[peer].how is ChunkAskMode.COPY:
+            fetch.copies = fetch.copies.without(peer)
         actions = self.withdraw(fetch, peer)
         if fetch.spoiled >= SPOILED_MAX:
             return actions + self._start_fallback(now, fetch, many_might=True)
@@ -171,6 +191,9 @@ class FetchMachine:
         """*peer* cannot give it, for a reason of its own."""
         how = fetch.attempts[peer].how
         actions = self.settle_attempt(fetch, peer)
+        if how is ChunkAskMode.COPY:
+            fetch.copies = fetch.copies.without(peer)
+            return actions + self._dispatch(now, fetch)
         if how is ChunkAskMode.TREE:
             fetch.plan = fetch.plan.without_tree()
             return actions + self._dispatch(now, fetch)
@@ -237,6 +260,8 @@ class FetchMachine:
             fetch.subject
         ):
             fetch.timers = replace(fetch.timers, asked_as_owner_at=now)
+        if fetch.phase is Phase.ASKING_COPIES:
+            return []
         waits_for = [peer for peer, each in fetch.attempts.items() if not each.how.is_of_owner]
         is_of_owner = fetch.plan.redirected_to is None and not fetch.plan.chunk_up_tree
         if not waits_for and is_of_owner and not skipped:
@@ -294,6 +319,8 @@ class FetchMachine:
     def _on_timer(self, now: float, fetch: Fetch) -> list[Action]:
         if fetch.phase.is_own_read:
             return []
+        if fetch.phase is Phase.ASKING_COPIES:
+            return self._copies_overdue(now, fetch)
         actions: list[Action] = []
         if fetch.phase is Phase.FALLBACK_DELAYED:
             fallback_at = fetch.timers.fallback_at
@@ -356,6 +383,8 @@ class FetchMachine:
             # This node became the root or the owner while it waited for peers, which then could not
             # give the content. Its own read continues.
             return []
+        if fetch.phase is Phase.ASKING_COPIES and not fetch.copies.is_over:
+            return self.ask_copies(now, fetch)
         fetch.route = SOURCE_ROUTE
         if fetch.plan.redirected_to is not None:
             actions = self._ask_redirected(now, fetch, fetch.plan.redirected_to)
@@ -373,7 +402,7 @@ class FetchMachine:
             self._set_timer(fetch, self._patient_until(now, fetch))
             return []
         if not route.role.is_fallback:
-            return self._read_source(fetch)
+            return self._read_as_owner(now, fetch)
         return self._dispatch_around(now, fetch, route)
 
     def _dispatch_to(self, now: float, fetch: Fetch, route: Route, peer: NodeId) -> list[Action]:
@@ -389,6 +418,8 @@ class FetchMachine:
 
     def _dispatch_around(self, now: float, fetch: Fetch, route: Route) -> list[Action]:
         """Other nodes than this one should read the source."""
+        if not route.is_connecting and self._may_ask_copies(fetch):
+            return self.ask_copies(now, fetch)
         self._set_timer(fetch, self._patient_until(now, fetch))
         many_might = route.role is Role.ONE_OF_MANY
         if fetch.skipped and many_might:
@@ -443,7 +474,13 @@ class FetchMachine:
         return self.withdraw(fetch, peer)
 
     def _send_request(
-        self, now: float, fetch: Fetch, peer: NodeId, *, chunk_up_tree: bool = False
+        self,
+        now: float,
+        fetch: Fetch,
+        peer: NodeId,
+        *,
+        chunk_up_tree: bool = False,
+        of_copy: bool = False,
     ) -> list[Action]:
         kind, path, detail = fetch.subject
         number = self._next_number
@@ -459,7 +496,8 @@ class FetchMachine:
         if isinstance(detail, ChunkKey):
             plan = fetch.plan
             how = ChunkAskMode.TREE if chunk_up_tree else plan.of_owner
-            attempt.how = how = ChunkAskMode.HELD if peer == plan.redirected_to else how
+            how = ChunkAskMode.HELD if peer == plan.redirected_to else how
+            attempt.how = how = ChunkAskMode.COPY if of_copy else how
             skipped = sorted(self.routing.skipped_owners(now, detail, fetch.skipped))[:SKIPPED_MAX]
             message = Request(
                 number,
@@ -484,6 +522,8 @@ class FetchMachine:
     ) -> list[Action]:
         if fetch.phase.is_own_read or fetch.phase.is_fallback:
             return []
+        if self._may_ask_copies(fetch):
+            return self.ask_copies(now, fetch)
         if many_might and not self.limits.fallbacks_max:
             # Fallbacks are switched off.
             fetch.move(Trigger.BE_PATIENT)
@@ -521,13 +561,27 @@ class FetchMachine:
             actions += self._read_source(fetch)
         return actions
 
+    def _read_as_owner(self, now: float, fetch: Fetch) -> list[Action]:
+        has_looked = fetch.copies.disk_lacks_it or not self.limits.tier_has_disk
+        if has_looked and self._may_ask_copies(fetch):
+            return self.ask_copies(now, fetch)
+        if fetch.copies.disk_lacks_it:
+            assert self.read_unless_disk_is_behind is not None, "there are copies"
+            return self.read_unless_disk_is_behind(now, fetch)
+        return self._read_source(fetch)
+
     def _read_source(self, fetch: Fetch) -> list[Action]:
         """A chunk may be on this node's disk."""
         self.stats.fallbacks += fetch.phase.is_fallback
         if isinstance(fetch.subject[2], ChunkKey) and self.limits.tier_has_disk:
-            fetch.move(Trigger.READ_DISK)
-            return [LoadChunk(fetch.number, fetch.subject[2])]
+            return self._read_disk(fetch)
         return [self.from_source(fetch)]
+
+    def _read_disk(self, fetch: Fetch) -> list[Action]:
+        key = fetch.subject[2]
+        assert isinstance(key, ChunkKey)
+        fetch.move(Trigger.READ_DISK)
+        return [LoadChunk(fetch.number, key)]
 
     def wait_for_disk(self, fetch: Fetch) -> None:
         fetch.move(Trigger.DISK_IS_BEHIND)
@@ -552,6 +606,50 @@ class FetchMachine:
                 request = fetch.waiters[0]
                 assert isinstance(request, ReadRequest)
                 return OpenForBypass(fetch.number, path, request.version)
+
+    # --- copies ----------------------------------------------------------------------------------
+
+    def _looks_on_disk_first(self, fetch: Fetch) -> bool:
+        """A node that should keep a copy has it there, or nearer than any other node's."""
+        if self.without_copies is None or not self.limits.tier_has_disk:
+            return False
+        return self.routing.is_copy_holder(fetch.subject) or any(map(is_of_copy, fetch.waiters))
+
+    def _may_ask_copies(self, fetch: Fetch) -> bool:
+        if self.without_copies is None or fetch.copies.is_over:
+            return False
+        return self.routing.has_copies(fetch.subject)
+
+    def ask_copies(self, now: float, fetch: Fetch) -> list[Action]:
+        """Ask the next node that may keep a copy, if none is being asked."""
+        assert self.without_copies is not None
+        fetch.move(Trigger.ASK_COPIES)
+        likely = fetch.copies.likely
+        for peer in dict.fromkeys((*likely, *self.routing.copy_holders(fetch.subject))):
+            if peer in fetch.copies.tried:
+                continue
+            attempt = fetch.attempts.get(peer)
+            self.routing.reach(now, (peer,))
+            if self.routing.is_good(peer) and (attempt is None or attempt.how is ChunkAskMode.COPY):
+                actions: list[Action] = []
+                if attempt is None:
+                    fetch.timers = replace(fetch.timers, slow_at=now + self.slow_s)
+                    actions = self._send_request(now, fetch, peer, of_copy=True)
+                self._set_timer(fetch, max(now, fetch.timers.slow_at))
+                return actions
+            connects_until = self.routing.connects_until(now, peer)
+            if attempt is None and connects_until is not None and connects_until > now:
+                self._set_timer(fetch, connects_until)
+                return []
+            fetch.copies = fetch.copies.without(peer)
+        fetch.copies = replace(fetch.copies, over_at=now)
+        return self.without_copies(now, fetch)
+
+    def _copies_overdue(self, now: float, fetch: Fetch) -> list[Action]:
+        if now >= fetch.timers.slow_at:
+            asked = (p for p, each in fetch.attempts.items() if each.how is ChunkAskMode.COPY)
+            fetch.copies = fetch.copies.without(*asked)
+        return self.ask_copies(now, fetch)
 
     # --- timers ----------------------------------------------------------------------------------
 
@@ -598,3 +696,13 @@ class FetchMachine:
         assert all(running[each].phase.is_reading for each in self._fallbacks)
         assert all(running[each].phase.is_fallback for each in self._fallbacks)
         assert len(self._fallbacks) <= max(1, self.limits.fallbacks_max)
+
+
+def is_of_copy(request: NodeRequest) -> bool:
+    """A peer asks for a copy, or this node is to keep one."""
+    return isinstance(request, ChunkRequest) and request.how is ChunkAskMode.COPY
+
+
+def is_for_copy_alone(request: NodeRequest) -> bool:
+    """This node is to keep a copy, and no reader waits for it."""
+    return is_of_copy(request) and not isinstance(request.request, PeerRequest)

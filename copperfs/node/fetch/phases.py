@@ -26,6 +26,7 @@ class Phase(IntEnum):
     CONNECTING = auto()
     DOUBTING = auto()
     WAITING = auto()
+    ASKING_COPIES = auto()
     FALLBACK_DELAYED = auto()
     FALLBACK_QUEUED = auto()
     FALLBACK_READING_DISK = auto()
@@ -54,10 +55,12 @@ class Trigger(IntEnum):
     CONNECT = auto()
     DOUBT = auto()
     BE_PATIENT = auto()
+    ASK_COPIES = auto()
     DELAY_FALLBACK = auto()
     QUEUE_FALLBACK = auto()
     PEERS_RETURN = auto()
     READ_DISK = auto()
+    DISK_LACKS_IT = auto()
     DISK_IS_BEHIND = auto()
     READ_SOURCE = auto()
     SOURCE_FAILED = auto()
@@ -70,11 +73,12 @@ MEANINGS: dict[Phase, str] = {
     Phase.CONNECTING: "A connection to the peer that it would ask is being made.",
     Phase.DOUBTING: "Those that it would ask are silent or lost, and may yet answer.",
     Phase.WAITING: "No other peer is left to ask, and it is not for this node to read the source.",
+    Phase.ASKING_COPIES: "Nodes that should keep a copy are asked, before the source is read.",
     Phase.FALLBACK_DELAYED: "It will read the source as a fallback, from a random moment on.",
     Phase.FALLBACK_QUEUED: "It will read it as soon as fewer than `fallbacks_max` fallbacks do.",
     Phase.FALLBACK_READING_DISK: "A fallback that looks on this node's disk first.",
     Phase.FALLBACK_READING_SOURCE: "It reads the source as a fallback.",
-    Phase.READING_DISK: "This node owns the chunk, and looks on its disk.",
+    Phase.READING_DISK: "This node owns the chunk or should keep a copy, and looks on its disk.",
     Phase.WAITING_FOR_DISK: "The disk has too much to write before the source may be read.",
     Phase.READING_SOURCE: "It reads the source as the root or the owner.",
     Phase.DONE: "It has its outcome, or was given up.",
@@ -84,10 +88,12 @@ OCCASIONS: dict[Trigger, str] = {
     Trigger.CONNECT: "The peer to ask is being connected to.",
     Trigger.DOUBT: "The peers to ask are silent or lost, and may yet answer for some time.",
     Trigger.BE_PATIENT: "All peers were skipped, or fallbacks are switched off.",
+    Trigger.ASK_COPIES: "This node would read the source for a chunk of which there are copies.",
     Trigger.DELAY_FALLBACK: "No peer gave it, and other nodes may fall back at the same time.",
     Trigger.QUEUE_FALLBACK: "The random moment has come, or none is needed.",
     Trigger.PEERS_RETURN: "Its turn has come, and a peer that it asks is good again.",
     Trigger.READ_DISK: "The source is to be read for a chunk, and this node has a disk.",
+    Trigger.DISK_LACKS_IT: "The disk does not have a chunk of which there are copies.",
     Trigger.DISK_IS_BEHIND: "The disk does not have it, and could not take it now.",
     Trigger.READ_SOURCE: "The source is read.",
     Trigger.SOURCE_FAILED: "The source cannot be read, and another node can be asked.",
@@ -99,6 +105,7 @@ _FROM_THE_BEGINNING = {
     Trigger.CONNECT: Phase.CONNECTING,
     Trigger.DOUBT: Phase.DOUBTING,
     Trigger.BE_PATIENT: Phase.WAITING,
+    Trigger.ASK_COPIES: Phase.ASKING_COPIES,
     Trigger.DELAY_FALLBACK: Phase.FALLBACK_DELAYED,
     Trigger.QUEUE_FALLBACK: Phase.FALLBACK_QUEUED,
     Trigger.READ_DISK: Phase.READING_DISK,
@@ -118,6 +125,10 @@ TRANSITIONS: dict[Phase, dict[Trigger, Phase]] = {
     Phase.CONNECTING: _FOR_OTHERS,
     Phase.DOUBTING: _FOR_OTHERS,
     Phase.WAITING: _FOR_OTHERS,
+    Phase.ASKING_COPIES: {
+        **_FOR_OTHERS,
+        Trigger.DISK_IS_BEHIND: Phase.WAITING_FOR_DISK,
+    },
     Phase.FALLBACK_DELAYED: _also_asks(
         Phase.FALLBACK_DELAYED, {Trigger.QUEUE_FALLBACK: Phase.FALLBACK_QUEUED}
     ),
@@ -140,6 +151,7 @@ TRANSITIONS: dict[Phase, dict[Trigger, Phase]] = {
         Phase.FALLBACK_READING_SOURCE, {Trigger.SOURCE_FAILED: Phase.ASKING}
     ),
     Phase.READING_DISK: {
+        Trigger.DISK_LACKS_IT: Phase.ASKING_COPIES,
         Trigger.DISK_IS_BEHIND: Phase.WAITING_FOR_DISK,
         Trigger.READ_SOURCE: Phase.READING_SOURCE,
         Trigger.END: Phase.DONE,

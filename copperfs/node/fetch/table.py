@@ -27,8 +27,8 @@ from copperfs.node.cache.chunk_cache import ChunkCache, cost_of
 from copperfs.node.cache.metadata_cache import Cache
 from copperfs.node.cache.write_back import WriteBack
 from copperfs.node.events import ChunkRequest, NodeRequest, ReadRequest, Requester
-from copperfs.node.fetch.fetch import AskPlan, Fetch, Timers
-from copperfs.node.fetch.machine import FetchMachine
+from copperfs.node.fetch.fetch import AskPlan, CopySearch, Fetch, Timers
+from copperfs.node.fetch.machine import FetchMachine, is_of_copy
 from copperfs.node.limits_and_counters import (
     OBJECT_OVERHEAD_BYTES,
     FetchKind,
@@ -105,6 +105,9 @@ class FetchTable:
     def is_under_way(self, subject: Subject) -> bool:
         return subject in self._by_subject
 
+    def of_subject(self, subject: Subject) -> Fetch | None:
+        return self._by_subject.get(subject)
+
     def join(
         self, subject: Subject, request: NodeRequest, deadline: float | None = None
     ) -> Fetch | None:
@@ -127,7 +130,10 @@ class FetchTable:
         actions: list[Action] = []
         reserved, tree = 0, self.routing.tree_of(subject)
         room = self._room_of(subject, request, tree)
-        if isinstance(request, OfBytes) and subject[0] is not FetchKind.HANDLE:
+        # A fetch of a copy waits for no room, because it must not wait for nodes that may wait for
+        # this one, and it displaces nothing. ``CopyKeeper`` bounds how many there are.
+        is_free = subject[0] is FetchKind.HANDLE or is_of_copy(request)
+        if isinstance(request, OfBytes) and not is_free:
             reserved = self._size_of(request)
             evicted = self._reserve(room, reserved)
             if evicted is None:
@@ -149,6 +155,8 @@ class FetchTable:
             self._sooner[number] = fetch
         if isinstance(request, ChunkRequest):
             fetch.skipped.update(request.skipped)
+            if request.likely:
+                fetch.copies = CopySearch(request.likely)
             if request.how is ChunkAskMode.TREE:
                 fetch.plan = AskPlan((ChunkAskMode.TREE, ChunkAskMode.ANY))
             of_peer = isinstance(request.request, PeerRequest)
@@ -229,6 +237,8 @@ class FetchTable:
         # A fetch for a peer that asks this node as an owner should wait for as few others as
         # possible.
         assert isinstance(request, ChunkRequest)
+        if request.how is ChunkAskMode.COPY:
+            return self.owned_room
         served = isinstance(request.request, PeerRequest) and request.how is not ChunkAskMode.TREE
         return self.owned_room if served else self.guest_room
 

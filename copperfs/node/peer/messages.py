@@ -52,6 +52,10 @@ class ChunkAskMode(IntEnum):
     TREE = 3
     """Through a parent in the tree, unless only the requester wants the chunk."""
 
+    COPY = 4
+    """The receiver replies only if it keeps the chunk, in memory or on its disk. It waits for no
+    other node."""
+
     @property
     def is_of_owner(self) -> bool:
         """The requester believes that the receiver is the owner."""
@@ -145,6 +149,26 @@ class Redirect:
 class Delayed:
     number: int
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOffer:
+    """The sender keeps the chunk, and the receiver should keep it, too."""
+
+    path: Path
+    version: Version
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """The reply to a ``CopyOffer``: whether the sender keeps the chunk now. Sent without one when a
+    copy is evicted."""
+
+    path: Path
+    version: Version
+    index: int
+    is_kept: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +276,7 @@ class MembershipUpdate:
 
 PeerReply = EntryReply | DataReply | ErrorReply | Redirect | Delayed
 OfMembers = Heartbeat | MembershipUpdate
+OfCopies = CopyOffer | CopyReport
 Message = (
     Hello
     | Request
@@ -265,4 +290,5 @@ Message = (
     | Echo
     | EchoReply
     | OfMembers
+    | OfCopies
 )

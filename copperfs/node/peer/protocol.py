@@ -58,6 +58,8 @@ from copperfs.node.peer.messages import (
     CollectiveReply,
     CollectiveRequest,
     ContentKind,
+    CopyOffer,
+    CopyReport,
     Credit,
     DataReply,
     Delayed,
@@ -70,6 +72,7 @@ from copperfs.node.peer.messages import (
     Request,
 )
 from copperfs.node.prefetch.speculative_push import SpeculativePush
+from copperfs.node.requests.copies import CopyKeeper
 from copperfs.node.requests.handler import TRUE_OF_THE_FILE, RequestHandler
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.requests.replies import ReplyBuilder
@@ -94,6 +97,8 @@ class PeerProtocol:
     membership: Membership | None
     inode_numbers: InodeNumbers | None
     """None for a job of one node."""
+    copies: CopyKeeper | None = None
+    """None if no path is protected."""
 
     def step(self, now: float, event: FromPeer) -> list[Action]:
         membership = self.membership
@@ -161,6 +166,8 @@ class PeerProtocol:
         self.offers.forget(peer)
         if self.handler.chunks is not None:
             self.handler.chunks.redirects.forget(peer)
+        if self.copies is not None:
+            self.copies.connection_changed(peer, up=up)
         actions += self.collectives.peer_changed(peer)
         if up:
             self.flow.up(peer)
@@ -192,12 +199,25 @@ class PeerProtocol:
                 )
             case CollectiveReply():
                 return self.collectives.returned(peer, message)
+            case CopyOffer():
+                return self._hear_offer(now, peer, message)
+            case CopyReport():
+                return [] if self.copies is None else self.copies.hear_report(now, peer, message)
             case Cancel(number):
                 if self.flow.is_serving(peer, number):
                     self.fetches.forget_request(peer, number)
                 return self.flow.stop(peer, number)
             case _:
                 return []
+
+    def _hear_offer(self, now: float, peer: NodeId, offer: CopyOffer) -> list[Action]:
+        """Nothing is kept of a version with an inode number that does not count any more."""
+        key = ChunkKey(offer.path, offer.version, offer.index)
+        numbers = self.inode_numbers
+        is_old = numbers is not None and numbers.ignoring and offer.version.inode != 0
+        if self.copies is None or is_old:
+            return [Send(peer, CopyReport(key.path, key.version, key.index, is_kept=False))]
+        return self.copies.hear_offer(now, peer, key)
 
     def _hear_epoch(self, now: float, epoch: int) -> list[Action]:
         if not self.stats.epoch < epoch <= self.stats.epoch + EPOCH_LEAP_MAX:
@@ -412,6 +432,7 @@ def _answers(event: FromPeer) -> bool:
         if isinstance(message, Heartbeat):
             return not message.wants_answer
         return isinstance(
-            message, EntryReply | ErrorReply | Redirect | Delayed | CollectiveReply | Credit
+            message,
+            EntryReply | ErrorReply | Redirect | Delayed | CollectiveReply | CopyReport | Credit,
         )
     return isinstance(event, PartReceived | PartSkipped | PartCorrupt | ListingTaken)

@@ -20,7 +20,7 @@ owners.
 """
 
 import errno
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from copperfs.model.types import BlobId, ChunkKey, NodeId, PeerRequest
 from copperfs.node.actions import Action, Publish, Send
@@ -37,12 +37,15 @@ from copperfs.node.events import (
     Stored,
 )
 from copperfs.node.fetch.fetch import Fetch
+from copperfs.node.fetch.machine import is_for_copy_alone, is_of_copy
+from copperfs.node.fetch.phases import Phase, Trigger
 from copperfs.node.fetch.table import FetchTable
 from copperfs.node.limits_and_counters import FetchKind, Limits, NodeStats, Subject
 from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.peer.messages import ChunkAskMode, Delayed, Redirect, Request
 from copperfs.node.prefetch.python_imports import NOBODY, is_nobodys
 from copperfs.node.prefetch.sequential import Next, ReadaheadWindows
+from copperfs.node.requests.copies import CopyKeeper
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.hot_files import HotFileDetector
@@ -66,6 +69,8 @@ class Chunks:
     hot_files: HotFileDetector = field(init=False)
     redirects: RedirectTree = field(init=False)
     readahead: ReadaheadWindows = field(init=False)
+    copies: CopyKeeper | None = None
+    """None if no path is protected."""
     _for_disk: set[Subject] = field(default_factory=set)
     """Fetches that only give the disk a chunk that it missed."""
 
@@ -74,6 +79,8 @@ class Chunks:
         self.hot_files = HotFileDetector(self.policy, nodes > self.limits.hot_files_above_nodes)
         self.redirects = RedirectTree(self.limits.takers_max)
         self.readahead = ReadaheadWindows(self.limits.chunk_bytes)
+        if self.copies is not None:
+            self.fetches.machine.read_unless_disk_is_behind = self._read_as_owner
 
     def read(self, now: float, request: ReadRequest) -> list[Action]:
         layout = self.limits.chunk_layout(request.version.size)
@@ -138,6 +145,10 @@ class Chunks:
         node_request = ChunkRequest(request, key, message.how, skipped)
         if self.chunk_cache.size_of(key) <= 0:
             return self.replies.with_error(node_request, errno.EINVAL)
+        if message.how is ChunkAskMode.COPY:
+            if self.copies is None:
+                return self.replies.with_error(node_request, errno.EAGAIN)
+            return self.copies.serve(now, node_request)
         if message.how is ChunkAskMode.ANY:
             other = self.redirects.other_for(now, key, peer, self.routing.gone())
             if other is not None:
@@ -211,9 +222,32 @@ class Chunks:
             self.stats.tier_read_for_disk += for_disk
             return self._take(now, fetch, outcome.blob, keeps_result=keeps_result, stores=True)
         if outcome.blob is None:
+            if fetch.phase is Phase.READING_DISK and self.routing.has_copies(fetch.subject):
+                return self._not_on_disk(now, fetch)
             return self._read_source(now, fetch, key)
         self.stats.tier_from_disk += 1
+        if self.copies is not None:
+            self.copies.stored(key)
         return self._take(now, fetch, outcome.blob, keeps_result=keeps_result)
+
+    def _not_on_disk(self, now: float, fetch: Fetch) -> list[Action]:
+        fetch.copies = replace(fetch.copies, not_on_disk_at=now)
+        fetch.move(Trigger.DISK_LACKS_IT)
+        served = [each for each in fetch.waiters if is_of_copy(each) and not is_nobodys(each)]
+        fetch.waiters = [each for each in fetch.waiters if each not in served]
+        actions = [act for each in served for act in self.replies.with_error(each, errno.EAGAIN)]
+        if not fetch.waiters:
+            return actions + self.fetches.end(fetch)
+        return actions + self.fetches.machine.ask_copies(now, fetch)
+
+    def without_copies(self, now: float, fetch: Fetch) -> list[Action]:
+        """No other node keeps the chunk: readers get it from the source, and a copy is not made."""
+        if all(map(is_of_copy, fetch.waiters)) and fetch.waiters:
+            return self.fetches.end(fetch)
+        return self.fetches.machine.go_on(now, fetch)
+
+    def _read_as_owner(self, now: float, fetch: Fetch) -> list[Action]:
+        return self._read_source(now, fetch, _key_of(fetch))
 
     def _read_source(self, now: float, fetch: Fetch, key: ChunkKey) -> list[Action]:
         """If this node has to keep the chunk, the read may have to wait until the disk can take
@@ -234,25 +268,40 @@ class Chunks:
 
     def take_given(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         self.stats.tier_from_peers += 1
-        return self._take(now, fetch, blob, keeps_result=False)
+        if fetch.phase is not Phase.ASKING_COPIES:
+            return self._take(now, fetch, blob, keeps_result=False)
+        self.stats.copies_read += not all(map(is_of_copy, fetch.waiters))
+        keeps_result = fetch.route.role.keeps_result
+        return self._take(now, fetch, blob, keeps_result=keeps_result, stores=True)
 
     def _take(
         self, now: float, fetch: Fetch, blob: BlobId, *, keeps_result: bool, stores: bool = False
     ) -> list[Action]:
-        """*stores*: the chunk came from the source, so an owner gives it to its disk."""
+        """*stores*: the chunk came from the source or from a copy, so an owner gives it to its
+        disk."""
         actions = self.fetches.end(fetch)
         key = _key_of(fetch)
         for request in fetch.waiters:
             assert isinstance(request, ChunkRequest)
-            if _is_for_disk(request):
+            if _is_for_disk(request) or is_for_copy_alone(request):
                 continue
+            self.stats.copies_served += is_of_copy(request)
             if is_nobodys(request):
                 actions += self._publish_ahead(key, blob)
             else:
                 actions += self._answer(now, request, blob)
-        owned = keeps_result or self.routing.is_mine(key)
+        owned, is_kept = keeps_result or self.routing.is_mine(key), False
+        if self.copies is not None and self.routing.has_copies(fetch.subject):
+            may_admit = self.copies.may_admit(key)
+            has_place = may_admit or self.limits.tier_has_disk
+            is_wanted = any(map(is_for_copy_alone, fetch.waiters)) or self.copies.is_holder(key)
+            if owned or (is_wanted and has_place):
+                is_kept = True
+                self.copies.keeps(key)
+                stores = stores or not self.copies.is_on_disk(key)
+                owned = owned or may_admit
         self.write_back.settled(key)
-        if stores and owned:
+        if stores and (owned or is_kept):
             actions += self.write_back.store(key, blob)
         for_disk = all(map(_is_for_disk, fetch.waiters)) and bool(fetch.waiters)
         return actions + self.chunk_cache.admit(key, blob, owned=owned, oldest=for_disk)
@@ -260,6 +309,8 @@ class Chunks:
     # --- the disk --------------------------------------------------------------------------------
 
     def stored(self, outcome: Stored) -> None:
+        if outcome.written and self.copies is not None:
+            self.copies.stored(outcome.key)
         self.write_back.stored(
             outcome.key,
             written=outcome.written,

@@ -48,6 +48,7 @@ from copperfs.node.events import (
     Stored,
 )
 from copperfs.node.fetch.fetch import Fetch
+from copperfs.node.fetch.phases import Phase
 from copperfs.node.fetch.table import FetchTable
 from copperfs.node.limits_and_counters import FetchKind, NodeStats, Subject
 from copperfs.node.peer.flow_control import parts_in
@@ -251,6 +252,11 @@ class RequestHandler:
     def take_chunk(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         assert self.chunks is not None
         return self.chunks.take_given(now, fetch, blob) + self._room_was_made(now)
+
+    def without_copies(self, now: float, fetch: Fetch) -> list[Action]:
+        assert self.chunks is not None
+        actions = self.chunks.without_copies(now, fetch)
+        return actions + (self._room_was_made(now) if fetch.phase is Phase.DONE else [])
 
     def wait_outside(self, now: float, fetch: Fetch) -> list[Action]:
         """Another node waits for its disk before it gives this chunk."""

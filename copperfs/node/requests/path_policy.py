@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from copperfs.model.listing import Listing, pack_listing
+from copperfs.model.protection import UNPROTECTED, Protection
 from copperfs.model.types import Entry, Path, is_below, join
 
 LOCAL_FRESH_S = 1.0
@@ -48,6 +49,7 @@ class Policy:
     revalidate_s: float | None = None
     ring: tuple[Path, ...] = ()
     """Datasets."""
+    protection: Protection = UNPROTECTED
     _all_shared: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from copperfs.model.types import ChunkKey, NodeId
 from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.requests.chunk_layout import ChunkLayout
+from copperfs.node.routing.copy_holders import holders
 from copperfs.node.routing.placement_order import Placement, chunk_key
 
 TIMEOUTS_MAX = 3
@@ -32,6 +33,8 @@ class Owners:
     me: NodeId
     chunk_bytes: int
     stats: NodeStats
+    domains: tuple[int, ...] = ()
+    """The failure domain of each node; empty if each node is one by itself."""
     _timeouts: dict[NodeId, int] = field(default_factory=dict)
     _excluded_until: dict[NodeId, float] = field(default_factory=dict)
     """Excluded owners, and until when."""
@@ -54,6 +57,11 @@ class Owners:
     def order(self, key: ChunkKey, count: int) -> list[NodeId]:
         """The first *count* of the roster, gone or not; for display."""
         return self.placement.owners(self._placed(key), count)
+
+    def holders(self, key: ChunkKey, copies: int, gone: Collection[NodeId]) -> list[NodeId]:
+        """The nodes that keep a chunk of which there are *copies*; the owner is the first."""
+        excluded = gone if isinstance(gone, Set) else frozenset(gone)
+        return holders(self.placement, self._placed(key), copies, excluded, self.domains)
 
     def excluded(self, now: float) -> Iterator[NodeId]:
         return (peer for peer, until in self._excluded_until.items() if now < until)

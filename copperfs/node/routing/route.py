@@ -318,6 +318,43 @@ class Routing:
             return skipped
         return {*skipped, *self.owners.excluded_before(now, key, {*self.gone(), *skipped})}
 
+    def copies_of(self, subject: Subject) -> int:
+        """How many nodes should keep it: 1 unless it is a chunk of a protected path."""
+        key = subject[2]
+        if not isinstance(key, ChunkKey) or self.owners is None or self.membership is None:
+            return 1
+        if len(key.path) > PATH_BYTES_MAX or self.policy.place(key.path) is not Place.SHARED:
+            return 1
+        return self.policy.protection.copies_of(key.path)
+
+    def has_copies(self, subject: Subject) -> bool:
+        return self.copies_of(subject) > 1
+
+    def holders(self, key: ChunkKey) -> list[NodeId]:
+        """The nodes that should keep the chunk, its owner first."""
+        assert self.owners is not None
+        copies = self.copies_of((FetchKind.CHUNK, key.path, key))
+        return self.owners.holders(key, copies, self.gone())
+
+    def is_copy_holder(self, subject: Subject) -> bool:
+        """Whether this node should keep the chunk, as its owner or not."""
+        key = subject[2]
+        if not isinstance(key, ChunkKey) or not self.has_copies(subject):
+            return False
+        assert self.owners is not None
+        return self.owners.me in self.holders(key)
+
+    def copy_holders(self, subject: Subject) -> list[NodeId]:
+        """The other nodes that may keep a copy: those that should, and for a moment after a death
+        or a return the next one."""
+        key = subject[2]
+        if not isinstance(key, ChunkKey) or not self.has_copies(subject):
+            return []
+        assert self.owners is not None
+        copies = self.copies_of(subject) + 1
+        found = self.owners.holders(key, copies, self.gone())
+        return [each for each in found if each != self.owners.me]
+
     def is_mine(self, key: ChunkKey) -> bool:
         if self.owners is None or self.membership is None:
             return True
