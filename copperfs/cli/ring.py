@@ -86,7 +86,16 @@ def _tables(document: Any) -> Group:
         table(("node", *COLUMNS), rows, right=COLUMNS, title="Data tier"),
         *([f"and {more} more nodes"] if more > 0 else []),
         *([f"maximum over mean: {said}"] if said else []),
+        *_protected(document),
     )
+
+
+def _protected(document: Any) -> list[str]:
+    if not document["protect"]:
+        return []
+    due = sum(each.get("copies_due", 0) for each in document["members"])
+    few = f"{due} chunks have too few copies" if due else "all chunks that were read are protected"
+    return [f"protected: {', '.join(map(printable, document['protect']))}; {few}"]
 
 
 def _row(each: Any) -> tuple[str, ...]:
@@ -110,9 +119,10 @@ def _path_table(found: Any, names: dict[int, str]) -> Group:
     if not found["chunks"]:
         return Group(ElidedLine(f"{shown}: {bytes_text(found['size'])}, not read in chunks"))
     rows = [(names[each["number"]], str(each["chunks"])) for each in found["owners"][:LINES_MAX]]
+    copies = f", {found['copies']} copies of each" if found["copies"] > 1 else ""
     more = len(found["owners"]) - len(rows)
     return Group(
-        ElidedLine(f"{shown}: {bytes_text(found['size'])} in {found['chunks']} chunks"),
+        ElidedLine(f"{shown}: {bytes_text(found['size'])} in {found['chunks']} chunks{copies}"),
         table(("owner", "chunks"), rows, right=("chunks",)),
         *([f"and {more} more nodes"] if more > 0 else []),
     )

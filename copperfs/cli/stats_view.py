@@ -113,6 +113,14 @@ def _tier_table(tier: Any) -> FittedTable:
         ("writes that the disk refused", str(disk["refused"])),
         ("corrupt on the disk", str(disk["erasures"])),
     ]
+    copies = tier["copies"]
+    if copies["made"] or copies["due"]:
+        made = f"{copies['made']} chunks, {bytes_text(copies['made_bytes'])}"
+        rows.append(("copies made", made))
+        rows.append(("copies due", str(copies["due"])))
+        rows.append(("read from copies, given", f"{copies['read']}, {copies['served']}"))
+    if copies["untracked"]:
+        rows.append(("too many chunks for copies", str(copies["untracked"])))
     if tier["timeouts"]:
         left_out = f"{tier['timeouts']}, {tier['exclusions']}"
         rows.append(("owners that timed out, were excluded", left_out))

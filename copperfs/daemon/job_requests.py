@@ -241,6 +241,7 @@ class JobMember:
         return await self._head(answered) | {
             "placement": None if self.ownership.placement is None else "ring",
             "chunk_bytes": self.engine.node.limits.chunk_bytes,
+            "protect": list(self.settings.protect),
             "members": [
                 self._member(NodeId(each))
                 | {"gone": each in gone, "share": shares.get(NodeId(each), 0.0)}

@@ -50,7 +50,7 @@ _STATES = {
         *("memory_budget_bytes", "memory_held_bytes", "memory_held"),
         *("disk_budget_bytes", "disk_held_bytes", "disk_held", "disk_backlog"),
         *("disk_backlog_bytes", "disk_degraded", "disk_max_degraded_s", "disk_waiting"),
-        *("disk_owed", "disk_owed_bytes", "disk_outgrown"),
+        *("disk_owed", "disk_owed_bytes", "disk_outgrown", "copies_due"),
     },
 }
 

@@ -48,6 +48,7 @@ class Ownership:
             "memory_bytes": node.tier_memory_held_bytes,
             "disk_chunks": 0 if disk is None else disk.held_chunks,
             "disk_bytes": 0 if disk is None else disk.held_bytes,
+            "copies_due": node.copies_due,
         }
 
     async def of_file(self, path: Path) -> Result:
@@ -56,7 +57,12 @@ class Ownership:
         if entry is None or not entry.attributes.is_file():
             raise ControlError("it is no file")
         version = entry.attributes.version
-        about = {"size": version.size, "chunk_bytes": node.limits.chunk_bytes}
+        copies = node.policy.protection.copies_of(path)
+        about = {
+            "size": version.size,
+            "chunk_bytes": node.limits.chunk_bytes,
+            "copies": copies if self.placement is not None else 1,
+        }
         if not node.is_chunked(path, version):
             return about | {"chunks": 0, "owners": [], "ranges": []}
         return about | await trio.to_thread.run_sync(self._placed, path, version, node.gone())

@@ -164,6 +164,14 @@ class Statistics:
                 "held": node.tier_memory_held_count,
                 "evictions": node.tier_evictions,
             },
+            "copies": {
+                "made": node.copies_made,
+                "made_bytes": node.copied_bytes,
+                "due": node.copies_due,
+                "read": node.copies_read,
+                "served": node.copies_served,
+                "untracked": node.copies_untracked,
+            },
             "disk": self._tier_disk(node),
         }
 

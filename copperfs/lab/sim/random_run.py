@@ -19,9 +19,11 @@ from random import Random
 
 from copperfs.lab.sim import checkers
 from copperfs.lab.sim.outside_faults import Troubles
+from copperfs.lab.sim.protected_losses import lose_protected
 from copperfs.lab.sim.random_environment import Environment, draw_environment
 from copperfs.lab.sim.sim_disk import DiskCosts
 from copperfs.lab.sim.world import MIB, Job, World
+from copperfs.model.protection import protection_of
 from copperfs.model.types import Path
 
 SIZES = (0, 1, 300, 4096, 70_000, 1 << 20, (1 << 20) + 1, 3 * MIB + 17, 9 * MIB, 12 * MIB)
@@ -42,6 +44,8 @@ DISK_WRITES_BYTES_S = (1.5e9, 1.5e9, 100e6, 20e6)
 TOLD_OF_SICK = ("fallbacks", "overdue", "failures")
 """Counters that grow when an application requests a sick name."""
 CALM = 0.15
+PROTECTED = 0.4
+"""Of the jobs with a data tier."""
 
 
 @dataclass(slots=True, repr=False)
@@ -96,6 +100,7 @@ class RandomRun:
             tier_waits=disk.random() < 0.7,
             tier_backlog_bytes=disk.choice((2, 8, 64)) * MIB,
         )
+        job = self._protected(job)
         costs = DiskCosts(write_bytes_per_s=disk.choice(DISK_WRITES_BYTES_S))
         self._calm = draw.random() < CALM
         if not self._calm and draw.random() < 0.25:
@@ -112,6 +117,15 @@ class RandomRun:
             self._files.append(path)
             sizes[path] = draw.choice(SIZES)
         self._set_up(sizes)
+
+    def _protected(self, job: Job) -> Job:
+        """A stream of its own, too: a seed without classes runs as before."""
+        draw = Random(f"protect {self.seed}")
+        if not job.chunk_bytes or draw.random() >= PROTECTED:
+            return job
+        classes = draw.choice(({b"": 2}, {b"": 3}, {b"": 2, b"d1": 4}, {b"d0": 2, b"d1": 3}))
+        protection = protection_of({Path(prefix): copies for prefix, copies in classes.items()})
+        return replace(job, protection=protection, has_domains=draw.random() < 0.4)
 
     def _set_up(self, sizes: dict[Path, int]) -> None:
         world, nodes = self.world, self.world.job.nodes
@@ -171,6 +185,8 @@ class RandomRun:
         world.run_until_read()
         world.run(15.0)
         self._judge(before)
+        if world.job.protection:
+            lose_protected(world, self._files, Random(f"losses {self.seed}"))
 
     def _await_all(self) -> None:
         self.world.run(self.environment.starts_within_s)
