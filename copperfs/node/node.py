@@ -225,6 +225,7 @@ class Node:
                     routing,
                     write_back,
                     self.membership,
+                    self.inode_numbers,
                 )
             chunks = Chunks(
                 policy,

@@ -1,8 +1,8 @@
 """Losses of nodes that keep copies: no chunk of a protected path is read from the source again.
 
 A random run ends with this, after its faults: when all copies are made, as many nodes die at once
-as the lowest class survives, and the others read all files. Nodes crash or lose power, and there
-may have been any number of deaths, returns and partitions before.
+as the lowest class survives, and some of the others read all files. Nodes crash or lose power, and
+there may have been any number of deaths, returns and partitions before.
 
 It is left out where the memory of the nodes does not hold all copies, because evicted chunks have
 none.
@@ -17,7 +17,9 @@ from copperfs.model.types import Path
 
 PROTECTED_WITHIN_S = 180.0
 """Declined copies are offered again after a minute at the latest."""
-MEMORY_PART = 0.3
+READERS_MAX = 8
+"""More would only take longer: each reads all files."""
+MEMORY_PART = 0.5
 """Shares are uneven, memory also holds older versions, and is full of chunks of unprotected
 files."""
 
@@ -45,7 +47,8 @@ def lose_protected(world: World, files: Sequence[Path], draw: Random) -> bool:
             world.crash(node)
     world.run(draw.choice((0.0, 0.05, 1.0, 10.0)))
     before = len(world.readings)
-    for node in world.alive():
+    left = world.alive()
+    for node in draw.sample(left, min(READERS_MAX, len(left))):
         for path in protected:
             world.read(node, path)
     world.run_until_read()

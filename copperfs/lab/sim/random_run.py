@@ -125,7 +125,10 @@ class RandomRun:
             return job
         classes = draw.choice(({b"": 2}, {b"": 3}, {b"": 2, b"d1": 4}, {b"d0": 2, b"d1": 3}))
         protection = protection_of({Path(prefix): copies for prefix, copies in classes.items()})
-        return replace(job, protection=protection, has_domains=draw.random() < 0.4)
+        # Otherwise most of these jobs read no file in chunks.
+        ring = draw.choice((job.ring, (Path(b"d0"), Path(b"d1"))))
+        has_domains = draw.random() < 0.4
+        return replace(job, protection=protection, has_domains=has_domains, ring=ring)
 
     def _set_up(self, sizes: dict[Path, int]) -> None:
         world, nodes = self.world, self.world.job.nodes

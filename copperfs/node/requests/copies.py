@@ -41,6 +41,7 @@ from copperfs.node.fetch.table import FetchTable
 from copperfs.node.limits_and_counters import FetchKind, Limits, NodeStats, Subject
 from copperfs.node.membership.swim import Membership
 from copperfs.node.peer.flow_control import FlowControl
+from copperfs.node.peer.inode_agreement import InodeNumbers
 from copperfs.node.peer.messages import ChunkAskMode, CopyOffer, CopyReport
 from copperfs.node.prefetch.python_imports import NOBODY
 from copperfs.node.requests.replies import ReplyBuilder
@@ -76,6 +77,7 @@ class CopyKeeper:
     routing: Routing
     write_back: WriteBack
     membership: Membership
+    inode_numbers: InodeNumbers | None = None
     ledger: dict[ChunkKey, set[NodeId]] = field(default_factory=dict)
     """The chunks that this node keeps, and the other nodes that keep them."""
     _kept_at: dict[NodeId, set[ChunkKey]] = field(default_factory=dict)
@@ -101,6 +103,8 @@ class CopyKeeper:
     _loads: set[ChunkKey] = field(default_factory=set)
     _waiting_loads: deque[ChunkRequest] = field(default_factory=deque)
     _members_seen: int = 0
+    _numbers_count: bool = True
+    """False once inode numbers are left out of versions."""
     _wake_at: float | None = None
     _look_at: float = float("-inf")
     """When to look again for offers that are due."""
@@ -121,6 +125,8 @@ class CopyKeeper:
 
     def keeps(self, key: ChunkKey) -> None:
         """This node has got a chunk that it should keep."""
+        if key.version.inode and not self._numbers_count:
+            return
         if key not in self.ledger:
             if len(self.ledger) >= LEDGER_MAX:
                 self.stats.copies_untracked += 1
@@ -170,6 +176,14 @@ class CopyKeeper:
             self.ledger[key].discard(peer)
             self._kept_at.get(peer, set()).discard(key)
             self._to_check[key] = None
+
+    def _leave_out_numbers(self) -> None:
+        """No node asks for chunks of versions with inode numbers any more."""
+        self._numbers_count = False
+        for key in [each for each in self.ledger if each.version.inode]:
+            self._forget(key)
+        for key in [each for each in self._to_pull if each.version.inode]:
+            del self._to_pull[key]
 
     # --- other nodes -----------------------------------------------------------------------------
 
@@ -263,6 +277,8 @@ class CopyKeeper:
     def go_on(self, now: float) -> list[Action]:
         """After each step of the node."""
         members = self.membership.members
+        if self._numbers_count and self.inode_numbers is not None and self.inode_numbers.ignoring:
+            self._leave_out_numbers()
         if self._members_seen != members.number:
             self._members_seen = members.number
             self._members_changed()
