@@ -105,8 +105,9 @@ class FetchMachine:
 
     def go_on(self, now: float, fetch: Fetch) -> list[Action]:
         """It has just begun, or has looked for copies."""
-        is_for_copy = all(map(is_for_copy_alone, fetch.waiters)) and bool(fetch.waiters)
-        if is_for_copy and not fetch.copies.is_over:
+        if self.without_copies is None or fetch.copies.is_over or not fetch.waiters:
+            return self._dispatch(now, fetch)
+        if all(map(is_for_copy_alone, fetch.waiters)):
             return self.ask_copies(now, fetch)
         return self._dispatch(now, fetch)
 

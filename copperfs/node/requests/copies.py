@@ -80,8 +80,8 @@ class CopyKeeper:
     inode_numbers: InodeNumbers | None = None
     ledger: dict[ChunkKey, set[NodeId]] = field(default_factory=dict)
     """The chunks that this node keeps, and the other nodes that keep them."""
-    _kept_at: dict[NodeId, set[ChunkKey]] = field(default_factory=dict)
-    """The ledger by node."""
+    _kept_at: dict[NodeId, dict[ChunkKey, None]] = field(default_factory=dict)
+    """The ledger by node; in order, because that of a set of paths differs between processes."""
     _incarnations: dict[NodeId, int] = field(default_factory=dict)
     _to_check: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
     """Chunks to which the rule is to be applied."""
@@ -156,7 +156,7 @@ class CopyKeeper:
 
     def _forget(self, key: ChunkKey) -> None:
         for peer in self.ledger.pop(key, ()):
-            self._kept_at[peer].discard(key)
+            self._kept_at[peer].pop(key, None)
         self._to_check.pop(key, None)
         self._due.discard(key)
         self._on_disk.discard(key)
@@ -167,14 +167,14 @@ class CopyKeeper:
     def _is_kept_at(self, peer: NodeId, key: ChunkKey) -> None:
         if key in self.ledger:
             self.ledger[key].add(peer)
-            self._kept_at.setdefault(peer, set()).add(key)
+            self._kept_at.setdefault(peer, {})[key] = None
             self._incarnations.setdefault(peer, self.membership.members.incarnation(peer))
             self._to_check[key] = None
 
     def _is_not_kept_at(self, peer: NodeId, key: ChunkKey) -> None:
         if key in self.ledger:
             self.ledger[key].discard(peer)
-            self._kept_at.get(peer, set()).discard(key)
+            self._kept_at.get(peer, {}).pop(key, None)
             self._to_check[key] = None
 
     def _leave_out_numbers(self) -> None:
