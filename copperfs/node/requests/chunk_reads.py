@@ -269,16 +269,23 @@ class Chunks:
     def take_given(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         self.stats.tier_from_peers += 1
         if fetch.phase is not Phase.ASKING_COPIES:
-            return self._take(now, fetch, blob, keeps_result=False)
+            return self._take(now, fetch, blob, keeps_result=False, is_given=True)
         self.stats.copies_read += not all(map(is_of_copy, fetch.waiters))
         keeps_result = fetch.route.role.keeps_result
-        return self._take(now, fetch, blob, keeps_result=keeps_result, stores=True)
+        return self._take(now, fetch, blob, keeps_result=keeps_result, stores=True, is_given=True)
 
     def _take(
-        self, now: float, fetch: Fetch, blob: BlobId, *, keeps_result: bool, stores: bool = False
+        self,
+        now: float,
+        fetch: Fetch,
+        blob: BlobId,
+        *,
+        keeps_result: bool,
+        stores: bool = False,
+        is_given: bool = False,
     ) -> list[Action]:
         """*stores*: the chunk came from the source or from a copy, so an owner gives it to its
-        disk."""
+        disk. *is_given*: it came from another node."""
         actions = self.fetches.end(fetch)
         key = _key_of(fetch)
         for request in fetch.waiters:
@@ -297,7 +304,7 @@ class Chunks:
             is_wanted = any(map(is_for_copy_alone, fetch.waiters)) or self.copies.is_holder(key)
             if owned or (is_wanted and has_place):
                 is_kept = True
-                self.copies.keeps(key)
+                self.copies.keeps(key, is_copy=is_given)
                 stores = stores or not self.copies.is_on_disk(key)
                 owned = owned or may_admit
         self.write_back.settled(key)

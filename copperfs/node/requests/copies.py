@@ -123,8 +123,8 @@ class CopyKeeper:
     def is_holder(self, key: ChunkKey) -> bool:
         return self.routing.is_copy_holder(_subject(key))
 
-    def keeps(self, key: ChunkKey) -> None:
-        """This node has got a chunk that it should keep."""
+    def keeps(self, key: ChunkKey, *, is_copy: bool = False) -> None:
+        """This node has got a chunk that it should keep. *is_copy*: from another node."""
         if key.version.inode and not self._numbers_count:
             return
         if key not in self.ledger:
@@ -132,6 +132,9 @@ class CopyKeeper:
                 self.stats.copies_untracked += 1
                 return
             self.ledger[key] = set()
+            if is_copy:
+                self.stats.copies_made += 1
+                self.stats.copied_bytes += self.chunk_cache.size_of(key)
         self._to_check[key] = None
 
     def may_admit(self, key: ChunkKey) -> bool:
@@ -219,7 +222,7 @@ class CopyKeeper:
             actions = self.chunk_cache.keep(key)
             blob = self.chunk_cache.peek(key)
             assert blob is not None
-            self.keeps(key)
+            self.keeps(key, is_copy=True)
             return [*actions, *self.write_back.store(key, blob), *self._hold(peer, key)]
         if key in self.ledger or self.chunk_cache.owns(key):
             self.keeps(key)
@@ -338,8 +341,6 @@ class CopyKeeper:
     def _pulled(self, key: ChunkKey, offered_by: set[NodeId]) -> list[Action]:
         is_kept = key in self.ledger
         if is_kept:
-            self.stats.copies_made += 1
-            self.stats.copied_bytes += self.chunk_cache.size_of(key)
             for peer in sorted(offered_by):
                 self._is_kept_at(peer, key)
         up = [each for each in sorted(offered_by) if self.flow.is_up(each)]
