@@ -177,6 +177,7 @@ class RandomRun:
         self._end_faults()
         self.troubles.end()
         self._pass(30.0)
+        world.source.rewritten = None  # drawn before the end, and begun a moment after it
         self._changed |= self.troubles.written
         if self._changed:
             self._clear()
