@@ -72,8 +72,11 @@ def name_of(code: int | None) -> str:
 def told_of_a_read(code: int) -> int:
     """The error that a read through the page cache shows when the daemon answers with *code*: from
     Linux 6.19 on iomap keeps no error with a folio, so all become EIO."""
-    release = [int(each) for each in re.findall(r"\d+", os.uname().release)[:2]]
-    return code if release < [6, 19] else errno.EIO
+    return code if kernel_release() < (6, 19) else errno.EIO
+
+
+def kernel_release() -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def is_mounted(path: Path) -> bool:

@@ -31,6 +31,7 @@ from tests.mount.helpers import (
     eventually,
     is_mounted,
     is_running,
+    kernel_release,
     start_python,
 )
 from tests.mount.keepers import is_ready, keeper_of, standby_of
@@ -42,7 +43,7 @@ READERS = 20
 FILES = 400
 TAKEOVER = ("--takeover", "--takeovers-max", "1000")
 
-RESENDS = [int(each) for each in os.uname().release.split("-")[0].split(".")[:2]] >= [6, 9]
+RESENDS = kernel_release() >= (6, 9)
 WAYS = [
     pytest.param(
         "resend", marks=pytest.mark.skipif(not RESENDS, reason="this kernel resends no requests")
@@ -77,7 +78,6 @@ class Reader(threading.Thread):
 
     mount: Mount
     seed: int
-    is_cold: Callable[[], None]
     stop: threading.Event
     faults: list[str] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
@@ -109,6 +109,23 @@ class Reader(threading.Thread):
             self.waits_s.append(time.monotonic() - begun)
             if found != content_of(number):
                 self.faults.append(f"{path}: wrong bytes")
+
+
+@contextlib.contextmanager
+def reading(mount: Mount, readers: int) -> Iterator[list[Reader]]:
+    """They all read until the end, and see no fault."""
+    stop = threading.Event()
+    begun = [Reader(mount, seed, stop) for seed in range(readers)]
+    for each in begun:
+        each.start()
+    try:
+        yield begun
+    finally:
+        stop.set()
+        for each in begun:
+            each.join()
+    assert [fault for each in begun for fault in each.faults] == []
+    assert all(each.waits_s for each in begun)
 
 
 @pytest.fixture
@@ -143,19 +160,11 @@ def kill(mount: Mount, number: int = signal.SIGKILL) -> int:
 
 @in_both_ways
 def test_readers_notice_no_death(taken: Mount) -> None:
-    stop = threading.Event()
-    readers = [Reader(taken, seed, lambda: None, stop) for seed in range(READERS)]
-    for each in readers:
-        each.start()
-    for _ in range(KILLS):
-        eventually(lambda: is_ready(taken.pid), "a standby is ready")
-        time.sleep(0.05)
-        kill(taken)
-    stop.set()
-    for each in readers:
-        each.join()
-    assert [fault for each in readers for fault in each.faults] == []
-    assert all(each.waits_s for each in readers)
+    with reading(taken, READERS):
+        for _ in range(KILLS):
+            eventually(lambda: is_ready(taken.pid), "a standby is ready")
+            time.sleep(0.05)
+            kill(taken)
     text = taken.log.read_text()
     assert text.count("took over") == KILLS
     assert "signal-9" in text

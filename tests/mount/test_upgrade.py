@@ -36,11 +36,11 @@ from tests.mount.helpers import (
 from tests.mount.keepers import is_ready, keeper_of, standby_of
 from tests.mount.test_takeover import (
     TAKEOVER,
-    Reader,
     content_of,
     daemon_of,
     files,
     kill,
+    reading,
     successor,
     taken,
     way,
@@ -51,6 +51,7 @@ from tests.unit.test_layers import ROOT
 __all__ = ["files", "taken", "way"]
 
 UPGRADES = 3
+READERS = 8
 MIB = 1 << 20
 
 
@@ -107,17 +108,9 @@ def another(tmp_path: Path) -> Another:
 
 
 def test_readers_notice_no_upgrade(taken: Mount) -> None:
-    stop = threading.Event()
-    readers = [Reader(taken, seed, lambda: None, stop) for seed in range(8)]
-    for each in readers:
-        each.start()
-    for _ in range(UPGRADES):
-        upgrade(taken)
-    stop.set()
-    for each in readers:
-        each.join()
-    assert [fault for each in readers for fault in each.faults] == []
-    assert all(each.waits_s for each in readers)
+    with reading(taken, READERS):
+        for _ in range(UPGRADES):
+            upgrade(taken)
     text = taken.log.read_text()
     assert text.count("took over") == text.count("(upgrade)") // 2 == UPGRADES
     assert "signal" not in text
