@@ -42,6 +42,7 @@ _VARIABLES = re.compile(
     r"(COPPERFS_|SLURM_|PBS_|FLUX_|LSB_|OMPI_COMM|PMI_RANK|PMI_SIZE|PMIX_RANK|MPI_LOCAL|PALS_"
     r"|LANG|LC_|PATH$|LD_LIBRARY_PATH$|PYTHONPATH$)"
 )
+_MEMORY_LOG = "/memfd:copperfs-log "
 # SLURM_JWT lets its holder act as its user.
 _SECRET = re.compile(r"JWT|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|_KEY$")
 
@@ -82,7 +83,7 @@ def _processes(stack: ExitStack, gathered: GatheredFiles) -> dict[int, list[str]
         if name == "logs":
             logs[pid] = content
         else:
-            gathered.files[f"daemon-{pid}/{name}"] = content.encode("utf-8", "backslashreplace")
+            gathered.files[name] = content.encode("utf-8", "backslashreplace")
     return logs
 
 
@@ -195,23 +196,35 @@ def _version(package: str) -> str | None:
 
 def print_processes() -> None:
     """Runs in a subprocess; prints a line of JSON for each file."""
-    for pid in daemons_here():
+    for pid, role in sorted(processes_here().items()):
         for name, content in _of_process(pid):
-            print(json.dumps([pid, name, content.decode("utf-8", "backslashreplace")]), flush=True)
-        print(json.dumps([pid, "logs", _logs(pid)]), flush=True)
+            text = content.decode("utf-8", "backslashreplace")
+            print(json.dumps([pid, f"{role}-{pid}/{name}", text]), flush=True)
+        if role == "daemon":
+            print(json.dumps([pid, "logs", _logs(pid)]), flush=True)
 
 
-def daemons_here() -> list[int]:
-    """Root gets the daemons of all users."""
-    found = []
+def processes_here() -> dict[int, str]:
+    """Daemons, and with ``--takeover`` their keepers and standbys. Root gets those of all users."""
+    found = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
+                name = (process / "comm").read_bytes().strip()
                 mine = os.geteuid() in (0, process.stat().st_uid)
-                if mine and b"copperfs.daemon.daemon_main" in words:
-                    found.append(int(process.name))
-    return sorted(found)
+                role = _role_of(words, name) if mine else None
+                if role is not None:
+                    found[int(process.name)] = role
+    return found
+
+
+def _role_of(words: Sequence[bytes], name: bytes) -> str | None:
+    if words[0] == b"copperfs-keeper":
+        return "keeper"
+    if b"copperfs.daemon.standby" in words:
+        return "standby" if name == b"copperfs-spare" else "daemon"
+    return "daemon" if b"copperfs.daemon.daemon_main" in words else None
 
 
 def _of_process(pid: int) -> Iterator[tuple[str, bytes]]:
@@ -245,7 +258,8 @@ def _logs(pid: int) -> list[str]:
                 flags = _read(each.parents[1] / "fdinfo" / each.name)
                 octal = re.search(rb"^flags:\s+(\d+)", flags, re.MULTILINE)
                 if path.startswith("/") and octal and int(octal[1], 8) & os.O_APPEND:
-                    found.append(path)
+                    # The log in memory has no name of its own (log_file.py).
+                    found.append(f"{each}" if path.startswith(_MEMORY_LOG) else path)
     return list(dict.fromkeys(path for path in found if not path.startswith("/dev/")))
 
 

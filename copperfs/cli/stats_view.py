@@ -1,5 +1,6 @@
 """Tables of ``copperfs stats`` for a node or a job."""
 
+import time
 from typing import Any
 
 from rich.console import Group
@@ -20,6 +21,8 @@ def _job_tables(document: Any) -> Group:
     if total:
         rows = list(zip(_JOB_COLUMNS, _job_row(total), strict=True))
         parts.append(table(("all nodes", "amount"), rows, right=("amount",), title="Job"))
+        if takeovers := _takeovers_text(total["takeovers"]):
+            parts.append(Text(takeovers))
     if _has_tier(total):
         parts.append(_tier_table(total["tier"]))
     if "by_node" in document and document["roster"] > 1:
@@ -139,6 +142,19 @@ def _tier_table(tier: Any) -> FittedTable:
     return table(("chunks", "amount"), rows, right=("amount",), title="Data tier")
 
 
+def _takeovers_text(takeovers: Any) -> str:
+    """Empty if there were none."""
+    if not takeovers["count"]:
+        return ""
+    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(takeovers["by_cause"].items()))
+    text = f"another daemon took over {takeovers['count']} times ({causes})"
+    if "max_last_s" in takeovers:  # of all nodes
+        return f"{text}; none answered for at most {takeovers['max_last_s']:.3f} s"
+    last = takeovers["latest"][-1]
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
+    return f"{text}, last at {at} for {last['cause']}; none answered for {last['took_s']:.3f} s"
+
+
 def _of(level: Any) -> str:
     budget, held = bytes_text(level["budget_bytes"]), bytes_text(level["held_bytes"])
     return f"{held} of {budget}, {level['held']} chunks"
@@ -158,6 +174,7 @@ def _tables(document: Any) -> Group:
         f"{document['negative']} lookups of names that do not exist, "
         f"epoch {document['epoch']}, pid {document['pid']}"
     )
+    takeovers = _takeovers_text(document["takeovers"])
     operations = [
         (
             kind,
@@ -188,6 +205,7 @@ def _tables(document: Any) -> Group:
     numbers = ("count", "p50 us", "p90 us", "p99 us")
     return Group(
         summary,
+        *([Text(takeovers)] if takeovers else []),
         table(("operation", "answer", *numbers), operations, right=numbers, title="Operations"),
         table(("at the source", "count"), at_source, right=("count",), title="Source"),
         table(("memory", "amount"), memory, right=("amount",), title="Cache"),

@@ -51,6 +51,7 @@ def of_node(now: Any, before: Any, seconds: float) -> dict[str, Any]:
         "requests_per_s": sum(answered.values()),
         "pool": now["pool"],
         "members": now["members"],
+        "takeovers": now["takeovers"],
         "resident_bytes": now["process"]["resident_bytes"],
         "pending": now["front"]["pending"],
     }
@@ -104,6 +105,7 @@ def of_job(now: Any, before: Any, seconds: float, tree: Any) -> dict[str, Any]:
                 **{key: member[key] for key in ("number", "name", "answered", "gone")},
                 **{key: place.get(key) for key in ("role", "depth", "parent", "rtt_us")},
                 "suspect": member["number"] in suspects,
+                "takeovers": member.get("takeovers"),
                 "hot": own is not None
                 and own["bytes"]["to_children_per_s"] > HOT_FACTOR * mean > 0,
                 "rates": own,

@@ -11,10 +11,12 @@ from rich.text import Text
 
 from copperfs.cli.fitted_table import FittedTable
 from copperfs.cli.output import names_of, printable, table
+from copperfs.cli.tree import takeovers_text
 from copperfs.config.settings import bytes_text
 
 BAR = 16
 NODES_MAX = 40
+_TAKEN_OVER = "taken over"
 _ANSWERS = ("hit", "fetch", "miss", "bypass")
 
 
@@ -47,6 +49,9 @@ def _node(view: Any) -> Iterator[RenderableType]:
     )
     if members["gone"] or members["suspects"]:
         words.append(f"   nodes gone {members['gone']}, suspected {members['suspects']}", "yellow")
+    if view["takeovers"]["count"]:
+        last = view["takeovers"]["latest"][-1]
+        words.append(f"   {takeovers_text(view['takeovers'] | last)}", "yellow")
     yield words
 
 
@@ -154,7 +159,11 @@ def _tree(nodes: Sequence[Any], nodes_max: int) -> FittedTable:
     shown = [
         node
         for number, node in enumerate(ordered)
-        if number < nodes_max or node["suspect"] or node["hot"] or not node["answered"]
+        if number < nodes_max
+        or node["suspect"]
+        or node["hot"]
+        or node["takeovers"]
+        or not node["answered"]
     ]
     rows = [(_indented(node), *_node_cells(node)) for node in shown]
     rows += [(node["name"], *("",) * 5, "gone") for node in nodes if node["gone"]]
@@ -163,7 +172,10 @@ def _tree(nodes: Sequence[Any], nodes_max: int) -> FittedTable:
     dropped = ("to children", "from parents", "held")
     result = table(columns, [], right=columns[1:-1], drop=dropped)
     for row in rows:
-        style = "red" if row[-1] in ("missing", "gone") else "yellow" if row[-1] else ""
+        if row[-1] in ("missing", "gone"):
+            style = "red"
+        else:
+            style = "yellow" if row[-1] not in ("", _TAKEN_OVER) else ""
         result.add_row(*map(printable, row), style=style)
     return result
 
@@ -187,6 +199,7 @@ def _node_cells(node: Any) -> tuple[str, ...]:
             ("missing", not node["answered"]),
             ("suspect", node["suspect"]),
             ("hot", node["hot"]),
+            (_TAKEN_OVER, node["takeovers"]),
         )
         if holds
     )

@@ -120,6 +120,8 @@ class _Drawing:
             (", ".join(words) + ", ", "dim"),
             self._state(member, place),
         )
+        if takeovers := member.get("takeovers"):
+            text.append(f", {takeovers_text(takeovers)}", "yellow")
         if number == self.document["asked"]:
             text.append("  (this node)", "dim")
         return text
@@ -148,6 +150,12 @@ class _Drawing:
         everybody = list(_with_all_below(numbers, below))
         missing = sum(not self.document["members"][each]["answered"] for each in everybody)
         return f"{len(everybody)} more" + (f", {missing} of them missing" if missing else "")
+
+
+def takeovers_text(takeovers: Any) -> str:
+    """Of a node whose daemon was taken over."""
+    times = "once" if takeovers["count"] == 1 else f"{takeovers['count']} times"
+    return f"taken over {times}, last for {takeovers['cause']} in {takeovers['took_s']:.2f} s"
 
 
 def _with_all_below(numbers: list[int], below: dict[int | None, list[int]]) -> Iterator[int]:

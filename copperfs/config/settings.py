@@ -830,8 +830,9 @@ class Settings:
         metadata=_option(
             DAEMON,
             PATH,
-            "Append what happens to nodes (lost, silent, gone, back, another parent) to this "
-            "file, as lines of JSON. It may be named as --log-file. A node alone writes none.",
+            "Append what happens to nodes (lost, silent, gone, back, another parent, takeover) to "
+            "this file, as lines of JSON. It may be named as --log-file. A node alone writes its "
+            "takeovers only.",
             optional=True,
         ),
     )
@@ -868,7 +869,8 @@ class Settings:
             "name, %u for the user's, %m for the mount point with - for each /. When daemonised, "
             "standard error of libfuse and Python goes there, too. It must be the user's own "
             "and no link. After a rename, as by logrotate, or at SIGHUP, a new one begins within "
-            "seconds. With none, messages go to standard error in the foreground, else nowhere.",
+            "seconds. With none, messages go to standard error in the foreground, with --takeover "
+            "to memory for copperfs bugreport, else nowhere.",
             optional=True,
         ),
     )

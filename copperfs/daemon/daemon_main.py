@@ -44,7 +44,7 @@ from copperfs.daemon.failure_log import FailureLogWriter
 from copperfs.daemon.handover import METRICS_PORT, TIER_LOCK, Handover, Takeover, launch_file
 from copperfs.daemon.heap_trim import trim_heap
 from copperfs.daemon.job_requests import JobMember, join_job, transport_of
-from copperfs.daemon.log_file import LogFile, LogWatch
+from copperfs.daemon.log_file import LogFile, LogWatch, MemoryLog
 from copperfs.daemon.path_policy_from_mounts import (
     OwnMounts,
     are_apart,
@@ -71,7 +71,7 @@ from copperfs.launch.node_identity import own_name
 from copperfs.model.errors import CopperError, MountError
 from copperfs.model.protection import Protection, split_class
 from copperfs.model.roster import Roster
-from copperfs.model.types import Path
+from copperfs.model.types import NodeId, Path
 from copperfs.native import Front
 from copperfs.node.actions import EntryKey, ListingKey, ObjectKey
 from copperfs.node.events import RefusedPathsChanged
@@ -290,6 +290,7 @@ class Daemon:
         engine = Engine(node, fetcher, publications)
         renewal = self._show_in_place(front, engine, publications)
         self._equip(engine, parts.store)
+        failure_log = self._log_events(engine)
         self._join(engine)
         statfs = parts.statfs
         handlers = FrontHandlers(
@@ -299,7 +300,14 @@ class Daemon:
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
         statistics = Statistics(engine, front, self.succession)
-        job = JobMember(engine, settings, statistics.document, statistics.reset, self._roster)
+        job = JobMember(
+            engine,
+            settings,
+            statistics.document,
+            statistics.reset,
+            self._roster,
+            self.succession.takeovers,
+        )
         if self.users is not None:
             self.users.read = statistics.read
         profiler = Profiler(front, engine, publications)
@@ -324,7 +332,7 @@ class Daemon:
             },
         )
         front.start()
-        self.succession.go_on(front, settings.mountpoint)
+        self.succession.go_on(front, settings.mountpoint, failure_log.record)
         _raise_read_ahead(self.attachment.device)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
@@ -381,13 +389,26 @@ class Daemon:
         if store is not None:
             engine.tier = ChunkDisk(store, engine.blobs, engine.post)
 
+    def _log_events(self, engine: Engine) -> FailureLogWriter:
+        me, events = NodeId(0), self.settings.events
+        if self.launch is not None:
+            me = self.launch.me
+        elif not self.settings.takeover:
+            events = None  # nothing happens to a node alone
+        failure_log = FailureLogWriter(me, self._roster, events)
+        try:
+            failure_log.open()
+        except MountError as error:
+            if self.succession.takeover is None:
+                raise
+            log.warning("no events: %s", error)  # a mount is not ended for them
+        self._cleanup.callback(failure_log.close)
+        engine.happened = failure_log.note
+        return failure_log
+
     def _join(self, engine: Engine) -> None:
         if self.launch is None:
             return
-        failure_log = FailureLogWriter(self.launch.me, self.launch.roster, self.settings.events)
-        failure_log.open()
-        self._cleanup.callback(failure_log.close)
-        engine.happened = failure_log.note
         transport = transport_of(self.launch)
         self._cleanup.callback(transport.close)
         join_job(self.settings, self.launch, engine, transport, self._compared)
@@ -457,6 +478,7 @@ class Daemon:
             os.getpid(),
             self._exclusives(),
             self.succession.upgraded_by,
+            takeovers=self.succession.takeovers,
         )
 
     async def _run_succession(
@@ -814,12 +836,14 @@ def _raise_read_ahead(device: str) -> None:
 
 
 def set_up_logging(settings: Settings, *, to_stderr: bool) -> None:
-    """To the file, else to the terminal, else to neither."""
+    """To the file, else to the terminal, else to memory that a successor has, too."""
     handler: logging.Handler = logging.NullHandler()
     if settings.log_file is not None:
         handler = LogFile(settings.log_file)
     elif to_stderr:
         handler = logging.StreamHandler()
+    elif settings.takeover:
+        handler = MemoryLog()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
 

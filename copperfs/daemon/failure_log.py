@@ -33,7 +33,8 @@ WRITTEN_WITHIN_S = 1.0
 @dataclass(slots=True)
 class FailureLogWriter:
     me: NodeId
-    roster: Roster
+    roster: Roster | None
+    """None: this node is alone."""
     path: str | None = None
     _lines: "queue.Queue[str | None]" = field(
         default_factory=lambda: queue.Queue(LINES_MAX), init=False
@@ -59,15 +60,21 @@ class FailureLogWriter:
             self._writer = None
 
     def note(self, happened: LogEvent) -> None:
-        name = None if happened.peer is None else self.roster.member(happened.peer).name
-        took_ms = None if happened.seconds is None else round(happened.seconds * 1000)
+        name = self._name_of(happened.peer)
+        took_ms = _milliseconds(happened.seconds)
         after = "" if took_ms is None else f" after {took_ms} ms"
         about = "this node" if name is None else f"node {happened.peer}, {name}"
         log.info(
             "%s: %s%s%s", about, happened.what, after, happened.detail and f" ({happened.detail})"
         )
+        self.record(happened)
+
+    def record(self, happened: LogEvent) -> None:
+        """Not in the log, too."""
         if self._writer is None:
             return
+        name = self._name_of(happened.peer)
+        took_ms = _milliseconds(happened.seconds)
         line = {
             "time": round(time.time(), 4),
             "node": self.me,
@@ -80,6 +87,11 @@ class FailureLogWriter:
         with suppress(queue.Full):
             self._lines.put_nowait(json.dumps(line) + "\n")
 
+    def _name_of(self, peer: NodeId | None) -> str | None:
+        if peer is None or self.roster is None:
+            return None
+        return self.roster.member(peer).name
+
     def _write(self, file: TextIO) -> None:
         with file:
             while (line := self._lines.get()) is not None:
@@ -91,3 +103,7 @@ class FailureLogWriter:
                 except OSError as error:
                     log.warning("%s can no longer be written: %s", self.path, error.strerror)
                     return
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

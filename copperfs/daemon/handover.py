@@ -19,6 +19,7 @@ from typing import Any
 
 from copperfs import __version__
 from copperfs.config.settings import Settings
+from copperfs.daemon.takeover_history import TakeoverHistory
 from copperfs.launch.launch_method import Launch
 from copperfs.model.errors import MountError
 from copperfs.native import CONNECTION_MAGIC, CONNECTION_VERSION
@@ -74,6 +75,7 @@ class Handover:
     """The latest upgrade by which a successor came, or is to come."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Settings that the successor is to have, as its own version writes them."""
+    takeovers: TakeoverHistory = field(default_factory=TakeoverHistory)
 
     def settings_changed(self) -> Settings:
         """As far as this version knows them."""
@@ -121,6 +123,7 @@ class Handover:
             "users": self.users,
             "pid": self.pid,
             "exclusives": list(self.exclusives),
+            "takeovers": self.takeovers.to_json(),
         }
         words_fd = _written("copperfs-handover", json.dumps(words))
         of_job = []
@@ -173,6 +176,9 @@ class Handover:
             words["pid"],
             dict(zip(names, sockets[users_count:], strict=True)),
             words["upgrade"],
+            takeovers=TakeoverHistory.of_json(words["takeovers"])
+            if "takeovers" in words  # an earlier release left none
+            else TakeoverHistory(),
         )
 
 

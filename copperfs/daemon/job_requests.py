@@ -24,6 +24,7 @@ from copperfs.daemon.peers import Peers
 from copperfs.daemon.readiness import Readiness
 from copperfs.daemon.ring_report import Ownership
 from copperfs.daemon.scrubber import SCRUB_KEYS, Scrubbing
+from copperfs.daemon.takeover_history import TakeoverHistory
 from copperfs.daemon.tree_report import places_of, way_between
 from copperfs.daemon.warmup_coordinator import WarmupCoordinator
 from copperfs.daemon.warmup_progress import Members
@@ -110,6 +111,7 @@ class JobMember:
     document: Callable[[], Result]
     reset: Callable[[], object]
     roster: Roster | None = None
+    takeovers: TakeoverHistory = field(default_factory=TakeoverHistory)
 
     warmup_coordinator: WarmupCoordinator = field(init=False)
     scrubbing: Scrubbing = field(init=False)
@@ -171,6 +173,7 @@ class JobMember:
         result = await self._call("tree", CALL_WITHIN_S)
         answered = self._answered(result)
         links = {each["number"]: each["parents"] for each in result.get("links", [])}
+        takeovers = {each.pop("node"): each for each in result.get("takeovers", [])}
         trees, gone = self.engine.node.trees or Trees(1, NodeId(0)), self.engine.node.gone()
         suspects: dict[int, list[int]] = {}
         for each in result.get("suspects", []):
@@ -183,6 +186,7 @@ class JobMember:
                     "answered": number in answered,
                     "gone": number in gone,
                     "places": places_of(trees, number, gone, links.get(number)),
+                    "takeovers": takeovers.get(number),
                 }
                 for number in range(trees.nodes)
             ]
@@ -317,7 +321,7 @@ class JobMember:
 
     async def _statistics(self, _: Result) -> Result:
         document = self.document()
-        total = {key: document[key] for key in SUMMED}
+        total = {key: document[key] for key in SUMMED} | {"takeovers": self.takeovers.of_a_sum()}
         result = self._here() | {"total": total}
         if self._count() <= NODES_SHOWN_MAX:
             result["by_node"] = [self._member(self.engine.node.me) | total]
@@ -335,8 +339,11 @@ class JobMember:
 
     async def _tree(self, _: Result) -> Result:
         membership, peers = self.engine.node.membership, self.engine.peers
+        here = self._here()
+        if (takeovers := self.takeovers.of_a_node()) is not None:
+            here["takeovers"] = [{"node": self.engine.node.me} | takeovers]
         if membership is None or peers is None:
-            return self._here()
+            return here
         parents = list(membership.parents)
         found = await peers.round_trips({each for each in parents if each is not None})
         shown = [
@@ -349,7 +356,7 @@ class JobMember:
             }
             for each in parents
         ]
-        return self._here() | {
+        return here | {
             "links": [{"number": self.engine.node.me, "parents": shown}],
             "suspects": [
                 {"number": each, "by": self.engine.node.me} for each in membership.suspects()

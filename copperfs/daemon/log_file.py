@@ -5,8 +5,13 @@ SIGHUP. Standard error (``fuse/daemon_start.py``) moves along.
 
 The log's filesystem may hang. So a worker thread does whatever concerns the name of the file,
 without the handler's lock, which each message takes.
+
+A mount with ``--takeover`` and no log file has its log in memory that is standard error of daemon,
+keeper and standby. So it outlives each daemon, ``copperfs bugreport`` finds it, and nothing is left
+when the last of them has ended.
 """
 
+import fcntl
 import logging
 import os
 from collections.abc import Callable
@@ -16,10 +21,14 @@ from typing import TextIO
 
 import trio
 
+from copperfs.daemon.handover import memory_file
 from copperfs.fuse.safe_open import open_to_append
 from copperfs.model.errors import MountError
 
 LOOKS_EVERY_S = 3.0
+MEMORY_LOG = "copperfs-log"
+"""Also in bugreport_archive.py."""
+MEMORY_LOG_MAX, MEMORY_LOG_KEPT = 256 << 10, 128 << 10
 _STDERR = 2
 
 
@@ -97,8 +106,39 @@ class LogFile(logging.StreamHandler[TextIO]):
         return os.path.samestat(found, os.fstat(stream.fileno()))
 
 
-def _stream(fd: int) -> TextIO:
-    return open(fd, "a", encoding="utf-8", errors="backslashreplace")
+class MemoryLog(logging.StreamHandler[TextIO]):
+    """Keeps the newest messages, and what else is written to standard error: by the keeper, and
+    the stacks of a daemon that hung or crashed."""
+
+    def __init__(self) -> None:
+        if not _is_memory_log(_STDERR):  # else it is that of the daemon before
+            fd = memory_file(MEMORY_LOG)
+            # Several processes write.
+            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+            os.dup2(fd, _STDERR)
+            os.close(fd)
+        super().__init__(_stream(_STDERR, closefd=False))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        size = os.fstat(_STDERR).st_size
+        if size > MEMORY_LOG_MAX:
+            with open(f"/proc/self/fd/{_STDERR}", "rb") as file:
+                file.seek(size - MEMORY_LOG_KEPT)
+                kept = file.read().partition(b"\n")[2]
+            os.ftruncate(_STDERR, 0)
+            os.write(_STDERR, kept)
+
+
+def _is_memory_log(fd: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{MEMORY_LOG} ")
+    except OSError:
+        return False
+
+
+def _stream(fd: int, *, closefd: bool = True) -> TextIO:
+    return open(fd, "a", encoding="utf-8", errors="backslashreplace", closefd=closefd)
 
 
 def _are_one(fd: int, stream: TextIO) -> bool:

@@ -40,7 +40,6 @@ _STATES = {
     "front": {"nodes", "nodes_max", "idle_nodes", "pending", "max_pages", "bypass_threads"},
     "process": {"tasks", "threads", "descriptors", "resident_bytes"},
     "kernel": {"waiting"},
-    "takeovers": {"last_s", "standbys_fail"},
     "pool": {"threads", "busy", "queued", "stuck"},
     "cache": {"budget_bytes", "held_bytes", "reserved_bytes", "held", "object_bytes"},
     "source": set[str](),
@@ -93,6 +92,7 @@ def render(document: Mapping[str, Any], settings: Settings, name: str) -> str:
             [("", {}, document["negative"])],
         ),
     ]
+    families += _takeovers(document["takeovers"])
     for group, states in _STATES.items():
         families += _group(group, document[group], states)
     return "".join(f"{line}\n" for family in families for line in family.lines())
@@ -128,6 +128,29 @@ def _operations(document: Mapping[str, Any]) -> list[_Family]:
                         ("", labels | {"quantile": f"0.{share}".rstrip("0")}, taken / 1e6)
                     )
     return [requests, waits]
+
+
+def _takeovers(takeovers: Mapping[str, Any]) -> list[_Family]:
+    return [
+        _Family(
+            "copperfs_takeovers_total",
+            "counter",
+            "How often another daemon went on with the mount, by the end of the one before.",
+            [("", {"cause": cause}, count) for cause, count in takeovers["by_cause"].items()],
+        ),
+        _Family(
+            "copperfs_takeovers_last_s",
+            "gauge",
+            "How long no daemon had answered before the last of them.",
+            [("", {}, takeovers["last_s"])],
+        ),
+        _Family(
+            "copperfs_takeovers_standbys_fail",
+            "gauge",
+            "1 while the standbys end by themselves.",
+            [("", {}, takeovers["standbys_fail"])],
+        ),
+    ]
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

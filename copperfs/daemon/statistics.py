@@ -51,11 +51,8 @@ class Statistics:
             "started": self.started,
             "since": self.since,
             "epoch": node.epoch,
-            "takeovers": {
-                "count": self.succession.count,
-                "last_s": round(self.succession.took_over_s, 3),
-                "standbys_fail": int(self.succession.standbys_fail),
-            },
+            "takeovers": self.succession.takeovers.to_json()
+            | {"standbys_fail": int(self.succession.standbys_fail)},
             "job": self._job(),
             "operations": operations,
             "handlers": {

@@ -23,12 +23,14 @@ from copperfs.daemon.engine import Engine
 from copperfs.daemon.handover import Handover, Takeover, memory_file
 from copperfs.daemon.keeper import SIGN_EVERY_S, Keeper
 from copperfs.daemon.memory_pressure import go_first, own_score
+from copperfs.daemon.takeover_history import TakeoverHistory
 from copperfs.native import (
     NO_TAKEOVER,
     TAKEOVER_BY_RESEND,
     TAKEOVER_UNDECIDED,
     Front,
 )
+from copperfs.node.actions import LogEvent
 from copperfs.node.node import Node
 
 log = logging.getLogger(__name__)
@@ -67,8 +69,7 @@ class Succession:
     """To the keeper that has let it take over."""
     oom_score: str = field(init=False)
     """Of this process before it became the first to go."""
-    took_over_s: float = 0.0
-    """How long no daemon had answered."""
+    takeovers: TakeoverHistory = field(init=False)
     connection_fd: int | None = None
     is_mounted: trio.Event = field(default_factory=trio.Event)
     is_settled: trio.Event = field(default_factory=trio.Event)
@@ -86,10 +87,7 @@ class Succession:
     def __post_init__(self) -> None:
         before = None if self.takeover is None else self.takeover.handover
         self.oom_score = own_score() if before is None else before.oom_score
-
-    @property
-    def count(self) -> int:
-        return 0 if self.takeover is None else self.takeover.number
+        self.takeovers = TakeoverHistory() if before is None else before.takeovers
 
     def has_successor(self) -> bool:
         if self._keeper is None:
@@ -119,19 +117,21 @@ class Succession:
         by = self.settings.takeover_by
         return by != "memory", by != "resend"
 
-    def go_on(self, front: Front, mountpoint: str) -> None:
+    def go_on(self, front: Front, mountpoint: str, happened: Callable[[LogEvent], object]) -> None:
         """Once the front has started: it answers what its predecessor did not."""
         if self.takeover is None:
             return
         if _connection_of(front).takeover_by == TAKEOVER_BY_RESEND:
             front.resend()
-        self.took_over_s = time.monotonic() - self.takeover.since_s
+        took_s = time.monotonic() - self.takeover.since_s
         cause = self.takeover.cause
+        self.takeovers.add(self.takeover.number, cause, took_s)
+        happened(LogEvent("takeover", None, cause, took_s))
         log.log(
             logging.INFO if cause == UPGRADE else logging.WARNING,
             "took over %s %.3f s after its daemon had ended (%s)",
             mountpoint,
-            self.took_over_s,
+            took_s,
             cause,
         )
 
@@ -202,7 +202,8 @@ class Succession:
             number, phase = self.upgraded_by, "idle" if self.upgraded_by is None else "done"
         else:
             number, phase = self._wanted.number, "begun" if self._refusal is None else "refused"
-        error, took_s = self._refusal, round(self.took_over_s, 3)
+        error = self._refusal
+        took_s = 0.0 if self.takeovers.last is None else self.takeovers.last.took_s
         return {"number": number, "phase": phase, "error": error, "took_s": took_s}
 
     def _left_for(self, wanted: UpgradeRequest) -> Handover:

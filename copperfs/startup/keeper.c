@@ -46,6 +46,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -320,22 +321,31 @@ static void end_standby(struct keeper *k)
 
 /* --- the daemon's end --- */
 
+static bool read_line(const char *path, char *text, size_t room)
+{
+	FILE *file = fopen(path, "re");
+	bool found = file && fgets(text, (int)room, file);
+
+	if (file)
+		fclose(file);
+	return found;
+}
+
+/* Of /proc/PID/stat. */
+static char state_in(const char *text)
+{
+	const char *end = strrchr(text, ')');
+
+	return end && end[1] ? end[2] : 0;
+}
+
 /* "R" and so on; 0: there is no such thread. */
 static char state_of(pid_t pid, const char *thread)
 {
-	char path[300], text[512], *end;
-	FILE *file;
-	size_t size;
+	char path[300], text[1024];
 
 	snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", pid, thread);
-	file = fopen(path, "re");
-	if (!file)
-		return 0;
-	size = fread(text, 1, sizeof(text) - 1, file);
-	fclose(file);
-	text[size] = 0;
-	end = strrchr(text, ')');
-	return end && end[1] ? end[2] : 0;
+	return read_line(path, text, sizeof(text)) ? state_in(text) : 0;
 }
 
 /* Of a killed process. Threads that hang in the kernel never come back from it, so no thread answers
@@ -386,6 +396,29 @@ static bool is_traced(pid_t pid)
 	return traced;
 }
 
+/* Threads in the kernel, or stopped, write no stack themselves. */
+static void tell_where_threads_stand(pid_t pid)
+{
+	char path[300], where[64];
+	struct dirent *each;
+	DIR *tasks;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	tasks = opendir(path);
+	while (tasks && (each = readdir(tasks))) {
+		char state = each->d_name[0] == '.' ? 0 : state_of(pid, each->d_name);
+
+		if (state != 'D' && state != 'T')
+			continue;
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/wchan", pid, each->d_name);
+		if (!read_line(path, where, sizeof(where)))
+			where[0] = 0;
+		tell("its thread %s is in state %c, in %s", each->d_name, state, where);
+	}
+	if (tasks)
+		closedir(tasks);
+}
+
 static bool is_hung(struct keeper *k)
 {
 	uint64_t at = now();
@@ -411,15 +444,43 @@ static bool is_hung(struct keeper *k)
 	return true;
 }
 
+/* Of the first daemon, which is no child of this process. -1: it is not known. */
+static int status_of_another(const struct process *process)
+{
+	/* linux/pidfd.h of 6.15 */
+	struct {
+		uint64_t mask, cgroup;
+		uint32_t ids[11];
+		int32_t exit_code;
+	} info = { .mask = 1 << 3 };
+	char path[64], text[1024];
+
+	/* as long as its parent has not asked */
+	snprintf(path, sizeof(path), "/proc/%d/stat", process->pid);
+	if (read_line(path, text, sizeof(text)) && state_in(text) == 'Z')
+		return atoi(strrchr(text, ' '));
+	if (!ioctl(process->pidfd, _IOWR(0xFF, 11, info), &info) && info.mask & 1 << 3)
+		return info.exit_code;
+	return -1;
+}
+
 static void describe_end(const struct process *process, char *cause, size_t room)
 {
 	siginfo_t info = { 0 };
+	int status;
 
-	if (!waitid((idtype_t)P_PIDFD, (id_t)process->pidfd, &info, WEXITED | WNOHANG) && info.si_pid)
+	if (!waitid((idtype_t)P_PIDFD, (id_t)process->pidfd, &info, WEXITED | WNOHANG) && info.si_pid) {
 		snprintf(cause, room, info.si_code == CLD_EXITED ? "exit-%d" : "signal-%d",
 			 info.si_status);
-	else
+		return;
+	}
+	status = status_of_another(process);
+	if (status < 0)
 		snprintf(cause, room, "death");
+	else if (WIFSIGNALED(status))
+		snprintf(cause, room, "signal-%d", WTERMSIG(status));
+	else
+		snprintf(cause, room, "exit-%d", WEXITSTATUS(status));
 }
 
 /* --- what a successor needs --- */
@@ -633,7 +694,8 @@ static bool succeed_hung(struct keeper *k)
 	     (unsigned long long)((now() - since) / 1000000));
 	/* It writes where each of its threads stands (succession.py), unless it cannot run at all. */
 	syscall(SYS_pidfd_send_signal, k->daemon.pidfd, SIGUSR2, NULL, 0);
-	has_ended(&k->daemon, TELLS_WITHIN_MS);
+	if (!has_ended(&k->daemon, TELLS_WITHIN_MS))
+		tell_where_threads_stand(k->daemon.pid);
 	syscall(SYS_pidfd_send_signal, k->daemon.pidfd, SIGKILL, NULL, 0);
 	while (!has_ended(&k->daemon, ENDS_WITHIN_MS) && !only_hangs(k->daemon.pid))
 		;
