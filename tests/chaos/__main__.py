@@ -22,8 +22,17 @@ from tests.chaos.arena import Arena, Setup
 from tests.chaos.judge import Outcome, judge
 from tests.chaos.mixture import Environment, draw_environment
 from tests.chaos.report import complaints, line, show, write
-from tests.chaos.schedule import KINDS, TAKEOVER_KINDS, Schedule, draw, parse
+from tests.chaos.schedule import (
+    KINDS,
+    OWN_KINDS,
+    TAKEOVER_KINDS,
+    Schedule,
+    draw,
+    is_drawn_with_takeover,
+    parse,
+)
 from tests.conftest import daemons_with, mounts_below
+from tests.mount.helpers import kernel_release
 
 # In the environment of every process of the run, to find its leftovers.
 RUN_VARIABLE = "COPPER_CHAOS_RUN"
@@ -58,7 +67,6 @@ def arguments() -> argparse.Namespace:
         "--kinds",
         nargs="+",
         choices=sorted({*KINDS, *TAKEOVER_KINDS}),
-        default=KINDS,
         help="only these faults",
     )
     parser.add_argument(
@@ -82,12 +90,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--takeover",
         action="store_true",
-        help="mounts with --takeover, whose daemons die and hang and are succeeded",
+        help="all mounts with --takeover, whose daemons die, hang and are upgraded (in half of the "
+        "environments)",
     )
-    options = parser.parse_args()
-    if options.takeover and options.kinds is KINDS:
-        options.kinds = TAKEOVER_KINDS
-    return options
+    return parser.parse_args()
+
+
+def has_takeover(options: argparse.Namespace, seed: int) -> bool:
+    if options.kinds is None:
+        can_be = kernel_release() >= (6, 9)
+        return options.takeover or (can_be and is_drawn_with_takeover(seed))
+    return options.takeover or not set(OWN_KINDS).isdisjoint(options.kinds)
 
 
 def schedules(options: argparse.Namespace) -> list[Schedule]:
@@ -108,6 +121,7 @@ def schedules(options: argparse.Namespace) -> list[Schedule]:
             kinds=options.kinds,
             spared=options.spare,
             mixed_files=None if options.alike else options.files,
+            takeover=has_takeover(options, seed),
         )
         for seed in seeds
     ]
@@ -137,7 +151,6 @@ def main() -> int:
         options.files,
         options.large,
         tuple(flags),
-        takeover=options.takeover,
     )
     outcomes: list[Outcome] = []
     bad = 0
@@ -146,14 +159,16 @@ def main() -> int:
         top = Path(directories.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))).resolve()
         try:
             # The environment around the nodes stays the same as long as they exist.
-            for _, together in groupby(wanted, lambda each: each.environment):
+            for _, together in groupby(wanted, lambda each: (each.environment, each.takeover)):
                 alike = list(together)
-                around = environment_of(alike[0])
+                first = alike[0]
+                around = environment_of(first)
                 if around is not None:
                     console.print(str(around), soft_wrap=True)
-                place = top if alike[0] is wanted[0] else top / f"from-{alike[0].seed}"
+                place = top if first is wanted[0] else top / f"from-{first.seed}"
                 place.mkdir(exist_ok=True)
-                with Arena(place, replace(setup, environment=around)) as arena:
+                own = replace(setup, environment=around, takeover=first.takeover)
+                with Arena(place, own) as arena:
                     for schedule in alike:
                         console.print(str(schedule), soft_wrap=True)
                         outcome = arena.carry_out(schedule)

@@ -39,7 +39,15 @@ from tests.chaos.mixture import SERVERS, Environment, siblings
 from tests.chaos.schedule import Fault, Schedule
 from tests.chaos.stuck import Stuck
 from tests.cluster.helpers import Cluster
-from tests.mount.helpers import COMMAND_TIMEOUT_S, COPPERFS, asked, copperfs, is_running
+from tests.mount.helpers import (
+    COMMAND_TIMEOUT_S,
+    COPPERFS,
+    asked,
+    copperfs,
+    eventually,
+    is_running,
+)
+from tests.mount.keepers import kill_with_keeper
 
 # --source-deadline: the longest wait for a hanging source.
 HANGS_AFTER_S = 75.0
@@ -282,6 +290,12 @@ class Arena:
         statistics = asked(self.cluster.mnt(node), IoctlRequest.STATISTICS)
         return int(statistics["pid"])
 
+    def kill_keeper_too(self, node: int) -> None:
+        """And the daemon, so that nothing goes on. The standby ends by itself."""
+        daemon = self.pid(node)
+        kill_with_keeper(daemon)
+        eventually(lambda: not is_running(daemon), "the daemon has ended")
+
     def endpoint(self, node: int) -> str:
         return running(str(self.cluster.directory)).nodes[node].endpoint
 
@@ -368,6 +382,8 @@ class _Hand:
         name = str(fault.node)
         match fault.kind:
             case "kill":
+                if self.arena.setup.takeover:
+                    self.arena.kill_keeper_too(fault.node)
                 hurt.kill(self.directory, [name])
             case "stop":
                 hurt.stop(self.directory, [name])
@@ -386,6 +402,11 @@ class _Hand:
                 number = signal.SIGKILL if fault.kind == "die" else signal.SIGSTOP
                 self._hit[fault] = daemon = self.arena.pid(fault.node)
                 os.kill(daemon, number)
+            case "upgrade":
+                self._hit[fault] = self.arena.pid(fault.node)
+                done = copperfs("upgrade", self.arena.cluster.mnt(fault.node))
+                if done.returncode != 0:
+                    raise RuntimeError(done.stderr)
 
     def _heal(self, fault: Fault) -> None:
         with suppress(Exception):  # reported as a problem by the thread that injected it
@@ -409,7 +430,7 @@ class _Hand:
                 case "stick":
                     if stuck := self._stuck.pop(fault, None):
                         stuck.release()
-                case "die" | "hang":
+                case "die" | "hang" | "upgrade":
                     if self.arena.pid(fault.node) == self._hit[fault]:
                         raise RuntimeError("no other daemon has gone on")
         finally:

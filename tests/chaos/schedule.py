@@ -15,6 +15,9 @@ all, so that one node always survives. There are three styles:
 - *Storm*: several nodes at the same moment, by chance, a whole level of the tree, or all ancestors
   of one node.
 
+In half of the environments (``mixture.py``) mounts have ``--takeover``, and their daemons die, hang
+and are upgraded.
+
 A *mixed* schedule also says what is wrong around the nodes (``mixture.py``). It is drawn
 separately, so a seed keeps its faults.
 """
@@ -36,9 +39,10 @@ from tests.chaos.mixture import (
 )
 
 KINDS = ("kill", "stop", "cut", "drop", "stick")
-# Of mounts with --takeover: the daemon dies, or hangs for good, and nobody starts it again, as
-# another goes on.
-TAKEOVER_KINDS = ("die", "hang", "cut", "drop")
+# Of mounts with --takeover: the daemon dies, hangs for good or is upgraded, and nobody starts it
+# again, as another goes on. A kill ends its keeper as well.
+OWN_KINDS = ("die", "hang", "upgrade")
+TAKEOVER_KINDS = (*OWN_KINDS, "kill", "cut", "drop")
 DIRECTIONS = ("both", "towards", "away")
 STYLES = {"single": 4, "mixed": 4, "storm": 2}
 # Most schedules are short, because a run has many of them; some let a fault last long.
@@ -59,7 +63,8 @@ _LINE = re.compile(
     r"(?: share (?P<share>[\d.]+) (?P<direction>\w+))?"
 )
 _HEAD = re.compile(
-    r"# schedule (\d+): (\d+) nodes, fan-out (\d+), ([\d.]+) s, (\w+)(?:, environment (\d+))?"
+    r"# schedule (\d+): (\d+) nodes, fan-out (\d+), ([\d.]+) s, (\w+)"
+    r"(?:, environment (\d+))?(, takeover)?"
 )
 
 
@@ -98,6 +103,7 @@ class Schedule:
     troubles: tuple[Trouble, ...] = ()
     environment: int | None = None
     """None: all nodes are alike."""
+    takeover: bool = False
 
     def __str__(self) -> str:
         head = (
@@ -106,6 +112,8 @@ class Schedule:
         )
         if self.environment is not None:
             head += f", environment {self.environment}"
+        if self.takeover:
+            head += ", takeover"
         return "\n".join([head, *map(str, self.faults), *map(str, self.troubles)])
 
 
@@ -118,12 +126,13 @@ def parse(text: str) -> Schedule:
     lines = [line for line in lines if not line.startswith("#")]
     troubles = [each for line in lines if (each := parse_trouble(line)) is not None]
     faults = [_fault(line) for line in lines if parse_trouble(line) is None]
-    seed, nodes, fanout, length, style, environment = found.groups()
+    seed, nodes, fanout, length, style, environment, takeover = found.groups()
     schedule = Schedule(
         *(int(seed), int(nodes), int(fanout), float(length), style),
         tuple(sorted(faults)),
         tuple(sorted(troubles)),
         None if environment is None else int(environment),
+        takeover is not None,
     )
     check(schedule)
     return schedule
@@ -148,6 +157,8 @@ def check(schedule: Schedule) -> None:
     for each in schedule.faults:
         if each.kind not in {*KINDS, *TAKEOVER_KINDS} or each.direction not in DIRECTIONS:
             raise ValueError(f"no such fault: {each}")
+        if each.kind in OWN_KINDS and not schedule.takeover:
+            raise ValueError(f"not without takeover: {each}")
         if not 0 <= each.node < schedule.nodes:
             raise ValueError(f"no such node: {each}")
         if each.lasts_s <= 0 or each.ends_s > schedule.length_s:
@@ -174,16 +185,21 @@ def overlap(one: Fault, other: Fault) -> bool:
 # ---- drawing -------------------------------------------------------------------------------------
 
 
+def is_drawn_with_takeover(seed: int) -> bool:
+    return seed // SEEDS_EACH % 2 == 1
+
+
 def draw(
     seed: int,
     nodes: int,
     fanout: int,
     *,
     length_s: float | None = None,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] | None = None,
     spared: Collection[int] = (),
     mixed_files: int | None = None,
     environment: int | None = None,
+    takeover: bool = False,
 ) -> Schedule:
     """*spared* nodes are never killed, so that their leaks can be measured over many schedules. The
     schedule is mixed if *mixed_files* gives the number of files; then *environment* overrides that
@@ -192,6 +208,8 @@ def draw(
     if length_s is None:
         length_s = numbers.choices(list(LENGTHS_S), list(LENGTHS_S.values()))[0]
     style = numbers.choices(list(STYLES), list(STYLES.values()))[0]
+    if kinds is None:
+        kinds = TAKEOVER_KINDS if takeover else KINDS
     hand = _Hand(numbers, nodes, fanout, length_s, tuple(kinds), frozenset(spared))
     match style:
         case "single":
@@ -207,7 +225,9 @@ def draw(
         around = draw_environment(environment, nodes)
         troubles = draw_troubles(seed, around, length_s, mixed_files)
     faults = tuple(sorted(hand.faults))
-    schedule = Schedule(seed, nodes, fanout, length_s, style, faults, troubles, environment)
+    schedule = Schedule(
+        seed, nodes, fanout, length_s, style, faults, troubles, environment, takeover
+    )
     check(schedule)
     return schedule
 

@@ -22,6 +22,7 @@ from tests.mount.helpers import (
     is_running,
     kernel_release,
 )
+from tests.mount.keepers import is_ready, keeper_of
 from tests.mount.test_bugreport import report
 from tests.mount.test_metrics import parsed
 from tests.mount.test_takeover import (
@@ -30,8 +31,6 @@ from tests.mount.test_takeover import (
     content_of,
     daemon_of,
     files,
-    is_ready,
-    keeper_of,
     kill,
     successor,
     taken,

@@ -6,7 +6,18 @@ import random
 
 import pytest
 
-from tests.chaos.schedule import KINDS, STYLES, Fault, Schedule, check, draw, overlap, parse
+from tests.chaos.schedule import (
+    KINDS,
+    STYLES,
+    TAKEOVER_KINDS,
+    Fault,
+    Schedule,
+    check,
+    draw,
+    is_drawn_with_takeover,
+    overlap,
+    parse,
+)
 
 SEEDS = range(400)
 
@@ -84,6 +95,15 @@ def test_only_the_wanted_kinds_are_drawn() -> None:
     assert {each.kind for each in faults} == {"cut"}
 
 
+def test_own_daemons_are_hurt_in_half_of_the_environments() -> None:
+    seeds = [seed for seed in SEEDS if is_drawn_with_takeover(seed)]
+    assert len(seeds) == len(SEEDS) / 2
+    drawn = [draw(seed, 16, 3, takeover=True) for seed in seeds]
+    assert {fault.kind for each in drawn for fault in each.faults} == set(TAKEOVER_KINDS)
+    for each in drawn:
+        assert parse(str(each)) == each
+
+
 HEAD = "# schedule 1: 3 nodes, fan-out 2, 10.0 s, mixed"
 
 
@@ -92,6 +112,7 @@ HEAD = "# schedule 1: 3 nodes, fan-out 2, 10.0 s, mixed"
     [
         (["1.000 kill node3 for 1.000"], "no such node"),
         (["1.000 tease node1 for 1.000"], "no such fault"),
+        (["1.000 upgrade node1 for 1.000"], "not without takeover"),
         (["9.500 kill node1 for 1.000"], "does not end in time"),
         (["1.000 kill node1 for 2.000", "2.000 cut node1 for 1.000"], "two at a time"),
         ([f"1.000 stop node{node} for 1.000" for node in range(3)], "nobody survives"),
