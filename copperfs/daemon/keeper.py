@@ -118,7 +118,11 @@ class Keeper:
         if path is None:
             log.error("the program copperfs is not found; if the daemon dies, the mount ends")
             return False
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:  # strangers have all descriptors
+            log.error("no keeper: %s; if the daemon dies, the mount ends", error)
+            return False
         words = [NAME, str(theirs.fileno()), str(os.getpid()), *_bounds(self.settings)]
         words += python_of("copperfs.daemon.standby")
         with theirs:
@@ -164,7 +168,12 @@ class Keeper:
             await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
 
     def _tell(self, message: bytes, handover: Handover | None = None) -> bool:
-        fds = [] if handover is None else handover.to_fds()
+        try:
+            fds = [] if handover is None else handover.to_fds()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            return False  # strangers have them all for a moment
         try:
             return self._send(message, fds)
         finally:
