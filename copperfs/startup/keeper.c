@@ -396,11 +396,12 @@ static bool is_traced(pid_t pid)
 	return traced;
 }
 
-/* Threads in the kernel, or stopped, write no stack themselves. */
+/* Threads that hang in the kernel, or are stopped, write no stack themselves. */
 static void tell_where_threads_stand(pid_t pid)
 {
 	char path[300], where[64];
 	struct dirent *each;
+	int stopped = 0;
 	DIR *tasks;
 
 	snprintf(path, sizeof(path), "/proc/%d/task", pid);
@@ -408,13 +409,16 @@ static void tell_where_threads_stand(pid_t pid)
 	while (tasks && (each = readdir(tasks))) {
 		char state = each->d_name[0] == '.' ? 0 : state_of(pid, each->d_name);
 
-		if (state != 'D' && state != 'T')
+		stopped += state == 'T';
+		if (state != 'D')
 			continue;
 		snprintf(path, sizeof(path), "/proc/%d/task/%s/wchan", pid, each->d_name);
 		if (!read_line(path, where, sizeof(where)))
 			where[0] = 0;
-		tell("its thread %s is in state %c, in %s", each->d_name, state, where);
+		tell("its thread %s hangs in the kernel, in %s", each->d_name, where);
 	}
+	if (stopped)
+		tell("%d of its threads are stopped", stopped);
 	if (tasks)
 		closedir(tasks);
 }

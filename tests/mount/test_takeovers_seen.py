@@ -197,7 +197,6 @@ def test_the_log_says_how_the_threads_of_a_stopped_daemon_stood(
 ) -> None:
     mount = mounted(*TAKEOVER, "--hang-after", "1")
     eventually(lambda: is_ready(mount.pid), "a standby is ready")
-    hung = mount.pid
-    os.kill(hung, signal.SIGSTOP)
+    os.kill(mount.pid, signal.SIGSTOP)
     mount.pid = successor(mount)
-    assert f"its thread {hung} is in state T" in mount.log.read_text()
+    assert "of its threads are stopped" in mount.log.read_text()
