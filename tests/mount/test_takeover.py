@@ -7,14 +7,18 @@ import json
 import mmap
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
 import threading
 import time
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -38,9 +42,12 @@ from tests.mount.keepers import is_ready, keeper_of, standby_of
 from tests.patience import PATIENCE
 from tests.standin import StandIn
 
-KILLS = 20
+KILLS, MANY_KILLS = 20, 200
 READERS = 20
 FILES = 400
+MEDIAN_WAIT_S = 0.3
+ABOUT_S = 1.0
+PAGES_KIB = 64
 TAKEOVER = ("--takeover", "--takeovers-max", "1000")
 
 RESENDS = kernel_release() >= (6, 9)
@@ -80,7 +87,8 @@ class Reader(threading.Thread):
     seed: int
     stop: threading.Event
     faults: list[str] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)
+    begun: array[float] = field(default_factory=lambda: array("d"))
+    ended: array[float] = field(default_factory=lambda: array("d"))
 
     def __post_init__(self) -> None:
         super().__init__(daemon=True)
@@ -106,26 +114,79 @@ class Reader(threading.Thread):
             except OSError as error:
                 self.faults.append(f"{path}: {error}")
                 continue
-            self.waits_s.append(time.monotonic() - begun)
+            self.begun.append(begun)
+            self.ended.append(time.monotonic())
             if found != content_of(number):
                 self.faults.append(f"{path}: wrong bytes")
 
+    def longest_s(self, about: float) -> float:
+        """Of the reads that went on then or began soon after."""
+        first, end = bisect_left(self.ended, about), bisect_left(self.begun, about + ABOUT_S)
+        reads = zip(self.begun[first:end], self.ended[first:end], strict=True)
+        return max((ended - begun for begun, ended in reads), default=0.0)
 
-@contextlib.contextmanager
-def reading(mount: Mount, readers: int) -> Iterator[list[Reader]]:
+
+@dataclass
+class Readers:
     """They all read until the end, and see no fault."""
-    stop = threading.Event()
-    begun = [Reader(mount, seed, stop) for seed in range(readers)]
-    for each in begun:
-        each.start()
-    try:
-        yield begun
-    finally:
-        stop.set()
-        for each in begun:
+
+    mount: Mount
+    count: int
+    ends: list[float] = field(default_factory=list)
+    """Of daemons."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _begun: list[Reader] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._begun = [Reader(self.mount, seed, self._stop) for seed in range(self.count)]
+        for each in self._begun:
+            each.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._stop.set()
+        for each in self._begun:
             each.join()
-    assert [fault for each in begun for fault in each.faults] == []
-    assert all(each.waits_s for each in begun)
+        if kind is None:
+            assert [fault for each in self._begun for fault in each.faults] == []
+            assert all(each.ended for each in self._begun)
+
+    def judge_waits(self) -> None:
+        """Of each reader the longest one about each end."""
+        waits = sorted(each.longest_s(about) for each in self._begun for about in self.ends)
+        reads = sum(len(each.ended) for each in self._begun)
+        median, p99 = (waits[int(share * len(waits))] for share in (0.5, 0.99))
+        print(
+            f"{len(self.ends)} ends, {reads} reads, waits: median {median:.3f} s, "
+            f"p99 {p99:.3f} s, longest {waits[-1]:.3f} s"
+        )
+        assert median <= MEDIAN_WAIT_S
+        assert waits[-1] <= WAIT_S
+
+
+def usage(mount: Mount) -> dict[str, int]:
+    """What a mount takes whose files have all been read."""
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    mount.clear()
+    for number in range(FILES):
+        path = mount / f"d{number % 7}/e{number % 3}/f{number}"
+        assert path.read_bytes() == content_of(number)
+    keeper = keeper_of(mount.pid)
+    found = {"files": sum(1 for _ in mount.mountpoint.parent.glob("*"))}
+    for name, pid in (("daemon", mount.pid), ("keeper", keeper)):
+        found[f"descriptors of the {name}"] = len(os.listdir(f"/proc/{pid}/fd"))
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        # Clean pages of files are private as long as no other process happens to map them.
+        private = re.findall(r"^Private_Dirty: +(\d+) kB$", rollup, re.MULTILINE)
+        found[f"KiB of the {name}"] = sum(map(int, private))
+    return found
+
+
+def check_no_growth(early: dict[str, int], late: dict[str, int]) -> None:
+    print(f"early {early}", f"late {late}", sep="\n")
+    for what, amount in late.items():
+        spare = PAGES_KIB if "KiB" in what else 0
+        assert amount <= 1.05 * early[what] + spare, what
 
 
 @pytest.fixture
@@ -160,14 +221,31 @@ def kill(mount: Mount, number: int = signal.SIGKILL) -> int:
 
 @in_both_ways
 def test_readers_notice_no_death(taken: Mount) -> None:
-    with reading(taken, READERS):
-        for _ in range(KILLS):
-            eventually(lambda: is_ready(taken.pid), "a standby is ready")
-            time.sleep(0.05)
-            kill(taken)
+    with Readers(taken, READERS) as readers:
+        kill_often(taken, KILLS, readers)
     text = taken.log.read_text()
     assert text.count("took over") == KILLS
     assert "signal-9" in text
+
+
+@pytest.mark.long
+def test_readers_notice_none_of_many_deaths(taken: Mount) -> None:
+    usages = []
+    for count in (KILLS, MANY_KILLS - KILLS):
+        with Readers(taken, READERS) as readers:
+            kill_often(taken, count, readers)
+        readers.judge_waits()
+        usages.append(usage(taken))
+    check_no_growth(*usages)
+    assert taken.stats()["takeovers"]["by_cause"] == {"signal-9": MANY_KILLS}
+
+
+def kill_often(mount: Mount, count: int, readers: Readers) -> None:
+    for _ in range(count):
+        eventually(lambda: is_ready(mount.pid), "a standby is ready")
+        time.sleep(0.05)
+        readers.ends.append(time.monotonic())
+        kill(mount)
 
 
 @in_both_ways

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,15 @@ from tests.mount.helpers import (
 from tests.mount.keepers import is_ready, keeper_of, standby_of
 from tests.mount.test_takeover import (
     TAKEOVER,
+    Readers,
+    check_no_growth,
     content_of,
     daemon_of,
     files,
     kill,
-    reading,
     successor,
     taken,
+    usage,
     way,
 )
 from tests.mount.test_undying_daemon import free_port, metrics_at
@@ -50,7 +53,7 @@ from tests.unit.test_layers import ROOT
 
 __all__ = ["files", "taken", "way"]
 
-UPGRADES = 3
+UPGRADES, EARLY_UPGRADES, MANY_UPGRADES = 3, 10, 100
 READERS = 8
 MIB = 1 << 20
 
@@ -108,12 +111,30 @@ def another(tmp_path: Path) -> Another:
 
 
 def test_readers_notice_no_upgrade(taken: Mount) -> None:
-    with reading(taken, READERS):
-        for _ in range(UPGRADES):
-            upgrade(taken)
+    with Readers(taken, READERS) as readers:
+        upgrade_often(taken, UPGRADES, readers)
     text = taken.log.read_text()
     assert text.count("took over") == text.count("(upgrade)") // 2 == UPGRADES
     assert "signal" not in text
+
+
+@pytest.mark.long
+def test_readers_notice_none_of_many_upgrades(taken: Mount) -> None:
+    usages = []
+    for count in (EARLY_UPGRADES, MANY_UPGRADES - EARLY_UPGRADES):
+        with Readers(taken, READERS) as readers:
+            upgrade_often(taken, count, readers)
+        readers.judge_waits()
+        usages.append(usage(taken))
+    check_no_growth(*usages)
+    assert taken.stats()["takeovers"]["by_cause"] == {"upgrade": MANY_UPGRADES}
+
+
+def upgrade_often(mount: Mount, count: int, readers: Readers) -> None:
+    for _ in range(count):
+        upgrade(mount)
+        last = mount.stats()["takeovers"]["latest"][-1]
+        readers.ends.append(last["at"] - last["took_s"] + time.monotonic() - time.time())
 
 
 def test_a_changed_setting_stays_for_later_successors(taken: Mount) -> None:
