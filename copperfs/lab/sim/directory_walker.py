@@ -1,7 +1,8 @@
 """Directory walker: an application that lists a directory in pieces, while names are removed.
 
 As in the kernel, each piece begins behind the last name's cookie, in the listing that the node then
-has. Cookies belong to names (``model/listing.py``), so removing a name does not hide another.
+has. Cookies belong to names (``model/listing.py``), so removing a name does not hide another, and
+another daemon can go on.
 """
 
 import errno
@@ -27,6 +28,7 @@ class Walk:
     is_over: bool = False
     _cookie: int = 0
     _tries: int = 0
+    _has_begun: bool = False
 
     @classmethod
     def start(cls, host: Host, directory: Path, names_at_once: int, pause_s: float) -> "Walk":
@@ -34,9 +36,20 @@ class Walk:
         host.when_ready(walk._go_on)
         return walk
 
+    def move(self, host: Host) -> None:
+        """Another daemon is to answer from now on."""
+        self.host = host
+
+    def go_on(self) -> None:
+        """That daemon has begun."""
+        if self._has_begun:
+            self._go_on()
+        else:
+            self.host.when_ready(self._go_on)
+
     @property
     def has_ended(self) -> bool:
-        return self.is_over or not self.host.process.is_alive
+        return self.is_over or self.host.is_gone
 
     def __str__(self) -> str:
         how = "goes on"
@@ -45,6 +58,7 @@ class Walk:
         return f"the walk through {self.directory.decode()} on node {self.host.me} {how}"
 
     def _go_on(self) -> None:
+        self._has_begun = True
         self.host.ask(lambda request: ListRequest(request, self.directory), self._answered)
 
     def _answered(self, answer: Answered) -> None:

@@ -118,10 +118,12 @@ class Host:
     driver: Driver[tuple[Piece, ...], tuple[Piece, ...]] = field(init=False)
     disk_port: DiskPort = field(init=False)
     front: Front | None = None
+    taken_over: list[Callable[[], None]] = field(default_factory=list)
+    """Let the applications of the daemon before it go on."""
     handles: set[HandleId] = field(default_factory=set)
     happened: list[tuple[float, LogEvent]] = field(default_factory=list)
     is_late: bool = False
-    """It is still to be started for the first time."""
+    """It is still to be started, for the first time or as the next daemon of its node."""
     slowest_s: float = 0.0
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
     _calls: dict[RequestId, Callable[[bytes], None]] = field(default_factory=dict)
@@ -189,6 +191,11 @@ class Host:
         self._gone = gone
         self.process.after(LEAVES_WITHIN_S, self._go)
         self.post(Leave())
+
+    @property
+    def is_gone(self) -> bool:
+        """Applications are told so."""
+        return not self.process.is_alive and not self.is_late
 
     @property
     def is_leaving(self) -> bool:

@@ -61,6 +61,8 @@ class Troubles:
     def hurt(self) -> None:
         """Draw troubles between two rounds of reads; a calm job reads the sick names, too."""
         alive = self.world.alive()
+        if not alive:
+            return  # the next daemons have not begun
         for path in self.environment.sick:
             for _ in range(self.random.randint(1, 4)):
                 self.world.read(self.random.choice(alive), path)
@@ -125,8 +127,10 @@ class Troubles:
     def _read_rewritten(self, path: Path) -> None:
         world = self.world
         world.rewrite(path)
-        drawn = [self.random.choice(world.alive()) for _ in range(self.random.randint(1, 4))]
-        for node in sorted({*drawn, *world.alive()[:4]}):
+        alive = world.alive()
+        count = self.random.randint(1, 4)
+        drawn = [self.random.choice(alive) for _ in range(count if alive else 0)]
+        for node in sorted({*drawn, *alive[:4]}):
             world.read(node, path)
 
     def _strangers(self) -> None:

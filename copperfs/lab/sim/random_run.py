@@ -46,6 +46,9 @@ TOLD_OF_SICK = ("fallbacks", "overdue", "failures")
 CALM = 0.15
 PROTECTED = 0.4
 """Of the jobs with a data tier."""
+WITH_TAKEOVER = 0.2
+TAKEOVER_S_MIN, TAKEOVER_S_MAX = 0.02, 0.3
+"""From the death of a daemon until another one begins."""
 
 
 @dataclass(slots=True, repr=False)
@@ -69,6 +72,7 @@ class RandomRun:
     _changed: set[Path] = field(default_factory=set)
     _clears: int = 0
     _pushes: int = 0
+    _takeovers: Random | None = None
 
     def __post_init__(self) -> None:
         draw = self._draw = Random(self.seed)
@@ -105,6 +109,9 @@ class RandomRun:
         self._calm = draw.random() < CALM
         if not self._calm and draw.random() < 0.25:
             self._mtbf_s = draw.choice(MTBF_S)
+        takeovers = Random(f"own daemons {self.seed}")
+        if not self._calm and takeovers.random() < WITH_TAKEOVER:
+            self._takeovers = takeovers
         self.world = World(self.seed, job, self.exact, disk_costs=costs)
         if job.nodes > CHECKED_ALWAYS_MAX:
             self.world.check_every = CHECK_EVERY
@@ -171,6 +178,7 @@ class RandomRun:
             self._pass(draw.choice((0.0, 0.0005, 0.003, 0.02)))
             if not self._calm:
                 self._hurt()
+            self._take_over()
             self.troubles.hurt()
             self._pass(draw.choice((0.001, 0.1, 2.0, 12.0)))
             checkers.check_answered(world)
@@ -320,6 +328,24 @@ class RandomRun:
                 self.world.power_off(node)
             else:
                 self.world.crash(node)
+
+    def _take_over(self) -> None:
+        """At once or while the round's reads are under way."""
+        if self._takeovers is None:
+            return
+        for _ in range(self._takeovers.choice((0, 1, 1, 3))):
+            self.faults += 1
+            later_s = self._takeovers.choice((0.0, 0.001, 0.1))
+            which, after_s = (
+                self._takeovers.random(),
+                self._takeovers.uniform(TAKEOVER_S_MIN, TAKEOVER_S_MAX),
+            )
+            self.world.clock.after(later_s, self._take_over_one, which, after_s)
+
+    def _take_over_one(self, which: float, after_s: float) -> None:
+        upright = [host.me for host in self.world.hosts if host.is_upright]
+        if upright:
+            self.world.take_over(upright[int(which * len(upright))], after_s)
 
     def _leave(self) -> None:
         if len(self._upright()) > 2:
@@ -474,7 +500,7 @@ class RandomRun:
         self._await_failure()
 
     def _repair(self, node: int) -> None:
-        if not self.world.hosts[node].process.is_alive:
+        if self.world.hosts[node].is_gone:
             self.world.restart(node)
 
     def _end_faults(self) -> None:

@@ -160,6 +160,10 @@ class Scenario:
         for node in self.nodes(nodes):
             do(self.world, node)
 
+    def take_over(self, nodes: str, seconds: str) -> None:
+        for node in self.nodes(nodes):
+            self.world.take_over(node, float(seconds))
+
     def part(self, nodes: str) -> None:
         self.world.part(set(self.nodes(nodes)))
 
@@ -307,6 +311,7 @@ VERBS: dict[str, Do] = {
     rf"continue {_N}": lambda s, nodes: s.each(World.go_on, nodes),
     r"late (\d+) by ([\d.]+)": lambda s, n, seconds: s.world.be_late(int(n), float(seconds)),
     rf"restart {_N}": lambda s, nodes: s.each(World.restart, nodes),
+    rf"take over {_N} after ([\d.]+)": Scenario.take_over,
     rf"leave {_N}": lambda s, nodes: s.each(World.leave, nodes),
     r"clear (\d+)": lambda s, node: s.world.clear(int(node)),
     r"call (\d+)": Scenario.call,

@@ -240,6 +240,8 @@ class World:
         host.process.state = State.RUNS
         self.network.attach(host.port)
         host.process.after(0.0, host.begin_life)
+        for go_on in host.taken_over:
+            host.process.after(0.0, go_on)
 
     @property
     def acting(self) -> int | None:
@@ -358,6 +360,27 @@ class World:
     def restart(self, node: int) -> None:
         self._tell(f"node {node} is started again")
         self.hosts[node] = self._new_host(NodeId(node))
+
+    def take_over(self, node: int, after_s: float) -> None:
+        """Kill its daemon; another one goes on with the mount (``daemon/succession.py``). It knows
+        the epoch and finds the chunks on the disk."""
+        self._tell(f"the daemon of node {node} dies, and after {after_s:.3f} s another takes over")
+        dead = self.hosts[node]
+        dead.process.end()
+        dead.disk.process_ended()
+        self.network.died(NodeId(node))
+        host = self.hosts[node] = self._new_host(NodeId(node), is_late=True)
+        host.node.resume(dead.node.epoch)
+        host.port.slowness, host.hands.is_sick = dead.port.slowness, dead.hands.is_sick
+        host.hands.starved_s = dead.hands.starved_s  # checkers look at the node
+        applications: list[Reading | Walk] = [
+            *(each for each in self.readings if each.host is dead and each.ended is None),
+            *(each for each in self.walks if each.host is dead and not each.is_over),
+        ]
+        for each in applications:
+            each.move(host)
+            host.taken_over.append(each.go_on)
+        self.clock.after(after_s, self.start_late, host)
 
     def leave(self, node: int) -> None:
         """Send SIGTERM: it tells its peers, and ends when it may."""
