@@ -869,8 +869,8 @@ class Settings:
             "name, %u for the user's, %m for the mount point with - for each /. When daemonised, "
             "standard error of libfuse and Python goes there, too. It must be the user's own "
             "and no link. After a rename, as by logrotate, or at SIGHUP, a new one begins within "
-            "seconds. With none, messages go to standard error in the foreground, with --takeover "
-            "to memory for copperfs bugreport, else nowhere.",
+            "seconds. With none, messages go to standard error in the foreground, else to memory "
+            "for copperfs bugreport (with --no-takeover nowhere).",
             optional=True,
         ),
     )
