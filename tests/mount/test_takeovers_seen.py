@@ -34,12 +34,15 @@ from tests.mount.test_takeover import (
     kill,
     successor,
     taken,
+    way,
 )
 from tests.mount.test_upgrade import upgrade
 
-__all__ = ["files", "taken"]
+__all__ = ["files", "taken", "way"]
 
-pytestmark = pytest.mark.skipif(kernel_release() < (6, 9), reason="this kernel resends no requests")
+pytestmark = pytest.mark.skipif(
+    kernel_release() < (6, 15), reason="this kernel may not tell how a first daemon has ended"
+)
 
 
 def killed(mount: Mount) -> None:
