@@ -32,7 +32,6 @@ from tests.chaos.schedule import (
     parse,
 )
 from tests.conftest import daemons_with, mounts_below
-from tests.mount.helpers import kernel_release
 
 # In the environment of every process of the run, to find its leftovers.
 RUN_VARIABLE = "COPPER_CHAOS_RUN"
@@ -98,8 +97,7 @@ def arguments() -> argparse.Namespace:
 
 def has_takeover(options: argparse.Namespace, seed: int) -> bool:
     if options.kinds is None:
-        can_be = kernel_release() >= (6, 9)
-        return options.takeover or (can_be and is_drawn_with_takeover(seed))
+        return options.takeover or is_drawn_with_takeover(seed)
     return options.takeover or not set(OWN_KINDS).isdisjoint(options.kinds)
 
 
