@@ -142,10 +142,10 @@ def take_mount_options(arguments: argparse.Namespace) -> None:
             value = option.parse(text)
         except ValueError as error:
             raise UsageError(f"mount: -o {word}: {error}") from None
-        if option.name not in arguments:
+        if option.multi:
+            setattr(arguments, option.name, [*getattr(arguments, option.name, ()), value])
+        elif option.name not in arguments:
             setattr(arguments, option.name, value)
-        elif option.multi:
-            setattr(arguments, option.name, [*getattr(arguments, option.name), value])
 
 
 def resolve_options(arguments: argparse.Namespace) -> tuple[Resolved, ...]:

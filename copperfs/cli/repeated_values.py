@@ -6,6 +6,7 @@ value belong to it if the command's own arguments are complete without them.
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ class RepeatableAction(argparse.Action):
 def with_flags_repeated(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """*words* with the flag before each of its values."""
     attached, free = after_values(words, parser)
-    if not attached or len(free) < _positionals_max(parser):
+    if not attached or len(free) < _positionals_max(parser, words, attached):
         return list(words)
     flags = sorted(set(attached.values()))
     print_warning(f"give each value its own flag, as in {flags[0]} A {flags[0]} B")
@@ -39,8 +40,15 @@ def with_flags_repeated(words: Sequence[str], parser: argparse.ArgumentParser) -
     return result
 
 
-def _positionals_max(parser: argparse.ArgumentParser) -> int:
+def _positionals_max(
+    parser: argparse.ArgumentParser, words: Sequence[str], attached: dict[int, str]
+) -> int:
     """How many words the command takes besides its options."""
+    if "--all" in words:
+        return 0
+    # Its mount point may be left out, and is mounted if it is given.
+    if parser.prog.endswith(" doctor") and not os.path.ismount(words[max(attached)]):
+        return 0
     taken = [each for each in parser._actions if not each.option_strings]
     return sum(1 if each.nargs in (None, "?") else 1000 for each in taken if each.dest != "program")
 

@@ -13,7 +13,7 @@ import pytest
 from copperfs import __version__
 from copperfs.cli import main as cli
 from copperfs.cli import which_mount
-from copperfs.cli.options import EVERYDAY, INTERNAL, take_mount_options
+from copperfs.cli.options import EVERYDAY, INTERNAL, given_flags, take_mount_options
 from copperfs.cli.output import printable
 from copperfs.cli.preflight import with_tier_size
 from copperfs.config.settings import MIB, OPTIONS, RUN_ONLY, Settings
@@ -209,6 +209,13 @@ def test_several_values_without_their_flag_are_warned_of(
     assert "give each value its own flag, as in --shared A --shared B" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["upgrade", "--all"], ["doctor"]])
+def test_values_after_one_flag_are_no_mount_point(words: list[str]) -> None:
+    arguments = cli._parse([*words, "--shared", "/lus", "/home"])
+    assert arguments.shared == ["/lus", "/home"]
+    assert not vars(arguments).get("mountpoint", vars(arguments).get("path"))
+
+
 def test_options_of_a_command_below_another_are_known() -> None:
     assert cli._parse(["pfs-ask", "/mnt", "counts", "--json"]).json
 
@@ -222,6 +229,13 @@ def test_mount_takes_options_as_mount_fuse_does() -> None:
     assert arguments.allow_other
     assert arguments.memory_bytes == 1 << 20
     assert arguments.fallback is False
+
+
+def test_a_list_by_an_option_of_mount_fuse_is_a_list() -> None:
+    arguments = cli._parse(["mount", "-o", "shared=/lus,shared=/b", "--ring", "/c", "/mnt"])
+    take_mount_options(arguments)
+    assert given_flags(arguments)["shared"] == ("/lus", "/b")
+    assert given_flags(arguments)["ring"] == ("/c",)
 
 
 def test_a_flag_wins_over_an_option_of_mount_fuse() -> None:
