@@ -53,8 +53,14 @@ static void numbers_are_used_once(void)
 	struct tables t;
 	uint64_t left_out;
 
-	limit(BEFORE_SEGMENTS);
 	begin(&t, fd, false);
+	limit(BEFORE_SEGMENTS);
+	for (unsigned i = 0; i < SEGMENT_CELLS; i++) {
+		char name[16];
+
+		sprintf(name, "n%u", i);
+		seen(&t, t.root, name, false);
+	}
 	left_out = seen(&t, t.root, "a", false);
 	CHECK(t.connection.header->left_out == 1);
 	end(&t);
@@ -63,6 +69,20 @@ static void numbers_are_used_once(void)
 	CHECK(!inode_by_id(&t, left_out));
 	CHECK(seen(&t, t.root, "b", false) > left_out);
 	end(&t);
+	close(fd);
+}
+
+static void without_room_for_any_there_is_none(void)
+{
+	int fd = memfd_create("left-out", 0);
+	struct tables t;
+
+	limit(BEFORE_SEGMENTS);
+	CHECK(!tables_init(&t, TABLES_MAX, 16));
+	CHECK(!connection_open(&t.connection, fd, false));
+	CHECK(!connection_is_kept(&t.connection));
+	tables_destroy(&t);
+	limit(RLIM_INFINITY);
 	close(fd);
 }
 
@@ -102,6 +122,7 @@ static void nothing_stays_below_what_was_left_out(void)
 int main(void)
 {
 	signal(SIGXFSZ, SIG_IGN);
+	without_room_for_any_there_is_none();
 	numbers_are_used_once();
 	nothing_stays_below_what_was_left_out();
 	return 0;

@@ -129,7 +129,8 @@ static bool open_memory(struct connection_state *c, int fd, bool inherited)
 		c->header->version = CONNECTION_VERSION;
 		c->header->epoch = c->header->told_epoch = 1;
 		c->header->magic = CONNECTION_MAGIC;
-		return true;
+		/* Without room for any record not even the first request could be kept. */
+		return grow(c);
 	}
 	if (!is_sound(c, (size_t)status.st_size)) {
 		errno = EPROTO;
