@@ -28,9 +28,12 @@ COUNT = (
     "\t\tfront_count(req->front, req->in,\n"
     "\t\t\t    req->retried ? req->retried->served_by : SERVED_HIT, req->started_ns);\n"
 )
-FREE = "\t\tfree(req->retried);\n"
+FREE = "\t\tif (req->retried)\n\t\t\tpending_free(req->front, req->retried);\n"
 FREED_REQUEST = Defect(
-    "copperfs/native/front/requests.c", COUNT + FREE, FREE + COUNT, "heap-use-after-free"
+    "copperfs/native/front/requests.c",
+    COUNT + FREE,
+    FREE + COUNT + "\t\tif (req->retried)\n\t\t\treturn;\n",
+    "heap-use-after-free",
 )
 UNCHECKED_LENGTH = Defect(
     "copperfs/native/front/tables.c",
@@ -41,9 +44,8 @@ UNCHECKED_LENGTH = Defect(
 DEFECTS = {
     "front-threads": Defect(
         "copperfs/native/front/requests.c",
-        "\tatomic_fetch_add_explicit(&f->statistics.forgets, 1, memory_order_relaxed);\n"
-        "\ttables_lock(&f->tables);\n",
-        "\ttables_lock(&f->tables);\n\ttables_unlock(&f->tables);\n",
+        "\ttables_lock(&f->tables);\n\tforget_locked(f, req);\n",
+        "\tforget_locked(f, req);\n\ttables_lock(&f->tables);\n",
         "ThreadSanitizer",
     ),
     "source-threads": Defect(
@@ -75,8 +77,8 @@ DEFECTS = {
     "fuzz-requests": FREED_REQUEST,
     "fuzz-replies": Defect(
         "copperfs/native/front/misses.c",
-        "\tfree(pending);\n}\n\nstatic bool drain_socket(",
-        "\tfree(pending);\n\tpending->tries++;\n}\n\nstatic bool drain_socket(",
+        "\tpending_free(f, pending);\n}\n\nstatic bool drain_socket(",
+        "\tpending_free(f, pending);\n\tpending->tries++;\n}\n\nstatic bool drain_socket(",
         "heap-use-after-free",
     ),
     "fuzz-listing": UNCHECKED_LENGTH,
