@@ -92,8 +92,9 @@ SOCKET_BYTES = 4 << 20
 # A sequential reader then has two requests of 1 MiB under way. Around each fault of a mapping a
 # larger value would fetch chunks that no application reads (docs/hazards.md).
 READ_AHEAD_KIB = 1024
-# An inode takes this much in the front's tables; they may use a sixteenth of the budget.
-INODE_BYTES = 350
+# An inode takes 350 bytes in the front's tables, and 192 in its record for a successor. These may
+# use a sixteenth of the budget.
+INODE_BYTES = 350 + 192
 INODES_MIN, INODES_MAX = 4096, 1 << 20
 # The kernel keeps directories, which are never shed, so a try may leave too many names.
 SHED_AGAIN_S = 1.0
@@ -368,6 +369,8 @@ class Daemon:
     def _open_metrics_port(self) -> socket.socket | None:
         metrics, inherited = self.settings.metrics, self._inherited.get(METRICS_PORT)
         if metrics is None or not metrics.isdecimal():
+            if inherited is not None:
+                os.close(inherited)  # an upgrade has given the port up
             return None
         before = None if inherited is None else port_of(inherited, int(metrics))
         return before or open_port(int(metrics))
