@@ -30,6 +30,7 @@ PROGRAM = "copperfs"
 # More deaths than this in that time: something ends each of them.
 STARTS_MAX, STARTS_WITHIN_S = 5, 60.0
 SIGN_EVERY_S = 0.25
+TELLS_WITHIN_S = 1.0
 _STDERR = 2
 
 
@@ -106,6 +107,8 @@ class Keeper:
     def end(self) -> None:
         """The daemon ends by itself, and needs no successor."""
         self.is_ended = True
+        if self.channel is not None:
+            self.channel.settimeout(TELLS_WITHIN_S)  # the last word, and nobody tries it again
         self._tell(b"E")
 
     def _start(self) -> bool:

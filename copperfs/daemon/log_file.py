@@ -123,11 +123,10 @@ class MemoryLog(logging.StreamHandler[TextIO]):
         super().emit(record)
         size = os.fstat(_STDERR).st_size
         if size > MEMORY_LOG_MAX:
-            with open(f"/proc/self/fd/{_STDERR}", "rb") as file:
-                file.seek(size - MEMORY_LOG_KEPT)
-                kept = file.read().partition(b"\n")[2]
+            # by the descriptor there is: no other one may be free
+            kept = os.pread(_STDERR, MEMORY_LOG_KEPT, size - MEMORY_LOG_KEPT)
             os.ftruncate(_STDERR, 0)
-            os.write(_STDERR, kept)
+            os.write(_STDERR, kept.partition(b"\n")[2])
 
 
 def _is_memory_log(fd: int) -> bool:

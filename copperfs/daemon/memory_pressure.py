@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from copperfs.config.settings import MIB, Settings, format_size
-from copperfs.daemon.handover import Handover
+from copperfs.daemon.handover import Takeover
 from copperfs.launch.available_memory import oom_kills
 
 log = logging.getLogger(__name__)
@@ -50,11 +50,13 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def settings_after(before: Handover) -> Settings:
+def settings_after(takeover: Takeover) -> Settings:
     """Of a successor: it begins smaller if memory is short."""
+    before = takeover.handover
     settings = before.settings
     held_bytes = resident_bytes(before.pid) if before.pid else 0
-    if oom_kills() > before.oom_kills:
+    # It may be an application that was killed since: the count is of an earlier time.
+    if takeover.cause in ("signal-9", "death") and oom_kills() > before.oom_kills:
         why = "the kernel has killed the daemon for want of memory"
     elif held_bytes:
         why = f"process {before.pid} was killed, cannot end, and has {format_size(held_bytes)}"

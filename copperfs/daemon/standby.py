@@ -87,7 +87,7 @@ def main() -> int:
         users = None
         if before.users is not None:
             users = Users.resumed(before.users, before.users_fds, before.fuse_fd)
-        settings = settings_after(before)
+        settings = settings_after(takeover)
         Daemon(settings, before.launch, users, takeover, keeper).run(lambda: None)
     except CopperError as error:
         log.error("%s", error)

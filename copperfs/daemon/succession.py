@@ -92,7 +92,7 @@ class Succession:
     def has_successor(self) -> bool:
         if self._keeper is None:
             return self.channel is not None and not self._is_ending
-        return not self._keeper.is_ended
+        return self._keeper.channel is not None and not self._keeper.is_ended
 
     def keep_connection(self, front: Front, node: Node) -> None:
         """Before the front starts."""

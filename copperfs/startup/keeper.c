@@ -868,6 +868,8 @@ int keeper_main(int argc, char **argv)
 		return 2;
 	k.looked_ns = k.last_sign_ns = now();
 	k.standby_from_ns = now() + STANDBY_AFTER_NS;
+	if (k.daemon.pidfd < 0)
+		tell("pidfd_open: %s; it needs Linux 5.3", strerror(errno));
 	/* It has died meanwhile, and nobody else knows the mount. */
 	if (k.daemon.pidfd < 0 || k.daemon.pid != atoi(argv[2]) || getppid() != k.daemon.pid)
 		return 1;
