@@ -88,6 +88,7 @@ GUIDES = (
     Guide("docs/operations.md"),
     Guide("docs/pfs-sim.md"),
     Guide("docs/profiling.md", MOUNT, check=profiled),
+    Guide("docs/protection.md"),
     Guide("docs/running.md"),
     Guide("docs/tier.md"),
     Guide("docs/troubleshooting.md", MOUNT),

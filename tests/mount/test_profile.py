@@ -99,8 +99,8 @@ def test_people_get_tables_and_the_commands_exit_code(mount: Mount) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        ([], 1, "nothing to profile; give a command after --, or --attach"),
-        (["--attach", "1", "--", "true"], 1, "nothing to profile"),
+        ([], 2, "nothing to profile; give a command after --, or --attach"),
+        (["--attach", "1", "--", "true"], 2, "nothing to profile"),
         (["--", "no-such-command"], 125, "no-such-command cannot be started: No such file"),
         (["--html", "/no/where", "--", "true"], 125, "/no/where cannot be written"),
         (["--whole", "/usr", "--", "true"], 125, "--whole /usr is not in"),
