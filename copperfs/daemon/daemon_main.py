@@ -838,17 +838,19 @@ def _raise_read_ahead(device: str) -> None:
         FilePath(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(READ_AHEAD_KIB))
 
 
-def set_up_logging(settings: Settings, *, to_stderr: bool) -> None:
+def set_up_logging(settings: Settings, *, to_stderr: bool, takes_over: bool = False) -> None:
     """To the file, else to the terminal, else to memory that a successor has, too."""
     handler: logging.Handler = logging.NullHandler()
     if settings.log_file is not None:
-        handler = LogFile(settings.log_file)
+        handler = LogFile(settings.log_file, goes_on=takes_over)
     elif to_stderr:
         handler = logging.StreamHandler()
     elif settings.takeover:
         handler = MemoryLog()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    if takes_over and isinstance(handler, LogFile):
+        handler.look_briefly()  # a file that cannot be opened now ends no mount
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ when the last of them has ended.
 import fcntl
 import logging
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -26,6 +27,9 @@ from copperfs.fuse.safe_open import open_to_append
 from copperfs.model.errors import MountError
 
 LOOKS_EVERY_S = 3.0
+OPENS_WITHIN_S = 0.5
+"""In a successor, which applications wait for."""
+LOOK_THREAD = "copperfs-look"
 MEMORY_LOG = "copperfs-log"
 """Also in bugreport_archive.py."""
 MEMORY_LOG_MAX, MEMORY_LOG_KEPT = 256 << 10, 128 << 10
@@ -35,11 +39,13 @@ _STDERR = 2
 class LogFile(logging.StreamHandler[TextIO]):
     """The file must belong to this user."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, goes_on: bool = False) -> None:
+        """*goes_on*: to write where standard error leads, which is the predecessor's log, until
+        ``look`` can open the file."""
         self._path = path
         self._complained = False
         try:
-            super().__init__(_stream(open_to_append(path)))
+            super().__init__(_stream(os.dup(_STDERR) if goes_on else open_to_append(path)))
         except OSError as error:
             raise MountError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -85,9 +91,11 @@ class LogFile(logging.StreamHandler[TextIO]):
             old.close()
         return moves_stderr
 
-    def lead_stderr(self) -> None:
-        """Standard error is this log from now on, also after a rotation."""
-        os.dup2(self.stream.fileno(), _STDERR)
+    def look_briefly(self) -> None:
+        """For a while only: the thread goes on if the filesystem hangs."""
+        thread = threading.Thread(target=self.look, name=LOOK_THREAD, daemon=True)
+        thread.start()
+        thread.join(OPENS_WITHIN_S)
 
     def _complain(self, error: OSError) -> None:
         if self._complained:

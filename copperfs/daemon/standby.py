@@ -16,7 +16,7 @@ from copperfs.config.settings import check_tier
 from copperfs.daemon.core_dump import leave_out_memory
 from copperfs.daemon.daemon_main import Daemon, check_timeouts, end, set_up_logging
 from copperfs.daemon.handover import DESCRIPTORS_MAX, MESSAGE_MAX, Handover, Takeover
-from copperfs.daemon.log_file import LogFile, open_logs
+from copperfs.daemon.log_file import LogFile
 from copperfs.daemon.memory_pressure import settings_after
 from copperfs.daemon.shared_mount_server import Users
 from copperfs.model.errors import CopperError
@@ -80,9 +80,7 @@ def main() -> int:
     try:
         takeover = Takeover.of_message(message, fds)
         before = takeover.handover
-        set_up_logging(before.settings, to_stderr=before.settings.foreground)
-        for log_file in open_logs():
-            log_file.lead_stderr()
+        set_up_logging(before.settings, to_stderr=before.settings.foreground, takes_over=True)
         leave_out_memory()
         users = None
         if before.users is not None:

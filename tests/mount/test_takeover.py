@@ -764,6 +764,30 @@ def test_the_keeper_writes_to_the_log_that_has_the_name(taken: Mount) -> None:
             assert os.path.samestat(os.stat(f"/proc/{each}/fd/2"), log)
 
 
+def test_a_log_that_cannot_be_opened_ends_no_mount(mounted: Mounter, files: Path) -> None:
+    """Its successors write where their predecessors did, and to the file once it can be had."""
+    logs = files.with_name("logs")
+    logs.mkdir()
+    log = logs / "log"
+    mount = mounted(*TAKEOVER, "--log-file", str(log))
+    away = logs.rename(logs.with_name("away"))
+    for number in range(2):
+        eventually(lambda: is_ready(mount.pid), "a standby is ready")
+        kill(mount)
+        assert (mount / f"d{number}/e{number}/f{number}").read_bytes() == content_of(number)
+    assert (away / "log").read_text().count("took over") == 2
+    logs.mkdir()
+    eventually(log.exists, "the log is opened anew")
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    kill(mount)
+    assert log.read_text().count("took over") == 1
+    for each in (mount.pid, keeper_of(mount.pid)):
+        eventually(
+            lambda: os.path.samestat(os.stat(f"/proc/{each}/fd/2"), os.stat(log)),  # noqa: B023
+            "standard error is the log that has the name",
+        )
+
+
 def test_takeover_and_foreground_are_refused_together(tmp_path: Path, files: Path) -> None:
     done = copperfs("mount", tmp_path, "--source", files, "--takeover", "--foreground")
     assert done.returncode == 2

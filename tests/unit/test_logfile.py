@@ -197,6 +197,38 @@ def test_a_device_may_be_written_to() -> None:
     os.close(open_to_append("/dev/null"))
 
 
+def test_a_successor_does_not_wait_for_a_log_that_hangs(
+    tmp_path: Path, log: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def open_late(path: str) -> int:
+        released.wait()
+        return open_to_append(path)
+
+    monkeypatch.setattr(logfile, "open_to_append", open_late)
+    monkeypatch.setattr(logfile, "OPENS_WITHIN_S", 0.05)
+    old, path = tmp_path / "old", tmp_path / "log"
+    before = os.dup(2)
+    try:
+        with open(old, "ab") as file:
+            os.dup2(file.fileno(), 2)
+        handler = LogFile(str(path), goes_on=True)
+        log.addHandler(handler)
+        handler.look_briefly()
+        log.info("first")
+        released.set()
+        for each in threading.enumerate():
+            if each.name == logfile.LOOK_THREAD:
+                each.join(60)
+        log.info("second")
+    finally:
+        released.set()
+        os.dup2(before, 2)
+        os.close(before)
+    assert (old.read_text(), path.read_text()) == ("first\n", "second\n")
+
+
 def test_users_and_mounts_have_logs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "/tmp/copperfs-%u-%h-%m"
     settings = Settings(
