@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
@@ -53,6 +53,16 @@ CLOSING_S = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of a read that are not the chunk's fault.
 _OWN_TROUBLE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+
+
+class Inherited(NamedTuple):
+    """By a store from its predecessor."""
+
+    lock: int | None
+    """The descriptor that the predecessor has locked. It is never closed: a thread may hang that
+    uses it."""
+    device: int | None
+    """Of the predecessor's directory; None: another directory is used now, or it had none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +241,11 @@ class DiskStore:
     def lock_fd(self) -> int | None:
         """By which a successor uses the directory, while this process may still hold it."""
         return self.inherited_lock if self._directory is None else self._directory.lock
+
+    @property
+    def device(self) -> int | None:
+        """Of the filesystem that has the directory, also while it is not mounted."""
+        return self._device
 
     def statistics(self) -> StoreStats:
         held = self._index_bytes + self._doomed_bytes + self._writing_bytes
@@ -529,26 +544,37 @@ async def open_store(
     source: bytes,
     chunk_bytes: int,
     files: Files | None = None,
-    lock: int | None = None,
+    inherited: Inherited | None = None,
     opens_within_s: float | None = None,
 ) -> DiskStore:
-    """StoreError for a directory that must not be used; a failing disk gives a degraded store.
-
-    *lock* is never closed: a thread may hang that uses it."""
+    """StoreError for a directory that must not be used; a failing disk gives a degraded store. With
+    *inherited* any directory does: a mount in use does not end for its disk."""
     path, files = os.path.abspath(path), files or RealFiles()  # noqa: ASYNC240  # asks no disk
+    lock, device = (None, None) if inherited is None else inherited
     directory: Directory | None = None
     trouble: OSError | None = None
     try:
         with trio.fail_after(opens_within_s or limits.deadline_s):
             # A caller that gives up on it releases what it opens later.
             directory = await trio.to_thread.run_sync(
-                open_directory, path, files, None, lock, abandon_on_cancel=True
+                open_directory, path, files, device, lock, abandon_on_cancel=True
             )
     except trio.TooSlowError:
         trouble = TimeoutError(errno.ETIMEDOUT, "it does not answer")
     except OSError as error:
         trouble = error
+    except StoreError as error:
+        if inherited is None:
+            raise
+        trouble = OSError(errno.EINVAL, str(error))
     scope = scope_of(source, chunk_bytes)
-    store = DiskStore(path, scope, limits, files, directory, trouble)
-    store.inherited_lock = lock
-    return store
+    return DiskStore(
+        path,
+        scope,
+        limits,
+        files,
+        directory,
+        trouble,
+        inherited_lock=lock,
+        _device=device,
+    )

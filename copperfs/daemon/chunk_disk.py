@@ -15,10 +15,11 @@ from functools import partial
 import trio
 
 from copperfs.chunkstore.disk_ops import RealFiles
-from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, open_store
+from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, Inherited, open_store
 from copperfs.chunkstore.store_interface import Chunk
 from copperfs.config.settings import Settings
 from copperfs.daemon.daemon_blobs import DaemonBlobs
+from copperfs.daemon.handover import TIER_LOCK, Handover
 from copperfs.launch.launch_method import Launch
 from copperfs.model.errors import MountError, StoreError
 from copperfs.model.types import BlobId, ChunkKey, FetchId
@@ -61,12 +62,13 @@ def vnodes_for(nodes: int) -> int:
 
 
 async def open_tier_store(
-    settings: Settings, source_root: bytes, lock: int | None = None, *, takes_over: bool = False
+    settings: Settings, source_root: bytes, before: Handover | None = None
 ) -> DiskStore | None:
-    """MountError if the directory is unusable. *lock*: the predecessor's."""
+    """MountError if the directory is unusable, and there was no daemon *before*."""
+    inherited = None if before is None else _inherited(before)
     if settings.tier_dir is None:
-        if lock is not None:
-            RealFiles().unlock(lock)
+        if inherited is not None and inherited.lock is not None:
+            RealFiles().unlock(inherited.lock)
         return None
     limits = DiskLimits(
         budget_bytes=settings.tier_size_bytes or 0, mover_rate_bytes_s=settings.mover_rate_bytes
@@ -77,11 +79,16 @@ async def open_tier_store(
             limits,
             source=source_root,
             chunk_bytes=settings.chunk_size_bytes,
-            lock=lock,
-            opens_within_s=OPENS_WITHIN_S if takes_over else None,
+            inherited=inherited,
+            opens_within_s=None if inherited is None else OPENS_WITHIN_S,
         )
     except StoreError as error:
         raise MountError(str(error)) from error
+
+
+def _inherited(before: Handover) -> Inherited:
+    device = None if "tier_dir" in before.changes else before.tier_device
+    return Inherited(before.exclusives.get(TIER_LOCK), device)
 
 
 @dataclass(slots=True)

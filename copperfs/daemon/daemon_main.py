@@ -217,12 +217,8 @@ class Daemon:
         all_mounts = mounts()
         apart = self.launch is not None and are_apart(self.launch.roster)
         policy = policy_for(settings, all_mounts, self.source_root, apart=apart)
-        self._store = store = await open_tier_store(
-            settings,
-            self.source_root,
-            self._inherited.get(TIER_LOCK),
-            takes_over=takeover is not None,
-        )
+        before = None if takeover is None else takeover.handover
+        self._store = store = await open_tier_store(settings, self.source_root, before)
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(trees)
         placement = placement_of(settings, self.launch)
@@ -240,8 +236,7 @@ class Daemon:
 
         # statfs may hang, and its process must then be killed: so it starts before anything is
         # mounted.
-        earlier = None if takeover is None else takeover.handover.statfs
-        statfs = Statfs(self._ask_statfs, earlier)
+        statfs = Statfs(self._ask_statfs, None if before is None else before.statfs)
         parts = _Parts(node, fetcher, store, statfs, grants)
         for number in ENDING:
             # Once the daemon ends it cleans up, however many signals come.
@@ -482,6 +477,7 @@ class Daemon:
             self._exclusives(),
             self.succession.upgraded_by,
             takeovers=self.succession.takeovers,
+            tier_device=None if self._store is None else self._store.device,
         )
 
     async def _run_succession(

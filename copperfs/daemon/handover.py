@@ -74,8 +74,11 @@ class Handover:
     upgrade: str | None = None
     """The latest upgrade by which a successor came, or is to come."""
     changes: dict[str, Any] = field(default_factory=dict)
-    """Settings that the successor is to have, as its own version writes them."""
+    """Settings that the successor is to have, as its own version writes them. To a successor, those
+    that differ from its predecessor's."""
     takeovers: TakeoverHistory = field(default_factory=TakeoverHistory)
+    tier_device: int | None = None
+    """Of the tier's directory. The path of a disk that was unmounted leads to another."""
 
     def settings_changed(self) -> Settings:
         """As far as this version knows them."""
@@ -124,6 +127,7 @@ class Handover:
             "pid": self.pid,
             "exclusives": list(self.exclusives),
             "takeovers": self.takeovers.to_json(),
+            "tier_device": self.tier_device,
         }
         words_fd = _written("copperfs-handover", json.dumps(words))
         of_job = []
@@ -157,10 +161,13 @@ class Handover:
         if words["launch"]:
             listener, launch_fd = socket.socket(fileno=sockets.pop(0)), sockets.pop(0)
             launch = Launch.from_json(os.pread(launch_fd, WORDS_MAX, 0).decode("ascii"), listener)
-        names = words["exclusives"]
+        names, before = words["exclusives"], json.loads(words["settings"])
+        changes = {
+            name: value for name, value in words["changes"].items() if before.get(name) != value
+        }
         users_count = len(sockets) - len(names)
         return cls(
-            _settings_of(json.loads(words["settings"]) | words["changes"]),
+            _settings_of(before | words["changes"]),
             launch,
             os.fsencode(words["source_root"]),
             words["source_device"],
@@ -176,9 +183,11 @@ class Handover:
             words["pid"],
             dict(zip(names, sockets[users_count:], strict=True)),
             words["upgrade"],
+            changes,
             takeovers=TakeoverHistory.of_json(words["takeovers"])
             if "takeovers" in words  # an earlier release left none
             else TakeoverHistory(),
+            tier_device=words.get("tier_device"),
         )
 
 

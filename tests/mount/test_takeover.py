@@ -788,6 +788,21 @@ def test_a_log_that_cannot_be_opened_ends_no_mount(mounted: Mounter, files: Path
         )
 
 
+def test_a_tier_that_is_gone_ends_no_mount(mounted: Mounter, files: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = mounted(*TAKEOVER, "--tier-dir", str(disk / "tier"))
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    disk.rename(tmp_path / "away")
+    for number in range(2):
+        eventually(lambda: is_ready(mount.pid), "a standby is ready")
+        kill(mount)
+        assert mount.stats()["tier"]["disk"]["degraded"] == 1
+        assert (mount / f"d{number}/e{number}/f{number}").read_bytes() == content_of(number)
+    disk.mkdir()
+    eventually(lambda: not mount.stats()["tier"]["disk"]["degraded"], "the disk is used again")
+
+
 def test_takeover_and_foreground_are_refused_together(tmp_path: Path, files: Path) -> None:
     done = copperfs("mount", tmp_path, "--source", files, "--takeover", "--foreground")
     assert done.returncode == 2

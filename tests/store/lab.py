@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 import trio
 
 from copperfs.chunkstore.disk_ops import Files
-from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, open_store
+from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, Inherited, open_store
 from copperfs.chunkstore.store_interface import Chunk, Store, in_pages
 from copperfs.model.types import ChunkKey, Path, Version
 from copperfs.native.blob import new_blob
@@ -81,8 +81,16 @@ async def disk_store(
     *,
     source: bytes = SOURCE,
     chunk_bytes: int = CHUNK_BYTES,
+    inherited: Inherited | None = None,
 ) -> AsyncIterator[DiskStore]:
-    store = await open_store(str(path), budget, source=source, chunk_bytes=chunk_bytes, files=files)
+    store = await open_store(
+        str(path),
+        budget,
+        source=source,
+        chunk_bytes=chunk_bytes,
+        files=files,
+        inherited=inherited,
+    )
     async with running(store):
         yield store
 

@@ -19,7 +19,13 @@ import trio.testing
 
 from copperfs.chunkstore.disk_format import LOCK_TEXT
 from copperfs.chunkstore.disk_ops import Files, RealFiles
-from copperfs.chunkstore.disk_store import PROBE_BYTES, DiskLimits, DiskStore, open_store
+from copperfs.chunkstore.disk_store import (
+    PROBE_BYTES,
+    DiskLimits,
+    DiskStore,
+    Inherited,
+    open_store,
+)
 from copperfs.daemon.chunk_disk import ChunkDisk
 from copperfs.daemon.daemon_blobs import DaemonBlobs
 from copperfs.model.errors import StoreError
@@ -646,6 +652,52 @@ async def test_when_a_disk_is_unmounted_the_one_below_is_not_filled(
         await until(lambda: len(files.done) > probed + 20)
         assert store.statistics().degraded_since is not None
         assert not list(mount.iterdir())
+
+
+@as_root
+@pytest.mark.mount
+@trio_test
+async def test_a_successor_does_not_fill_the_disk_below_an_unmounted_one(
+    tmp_path: FilePath, expected_warnings: ExpectWarning
+) -> None:
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    disk = tmp_path / "another name"
+    disk.mkdir()
+    await trio.run_process(["mount", "-t", "tmpfs", "none", disk])
+    try:
+        await trio.run_process(["mount", "--bind", disk, mount])
+        async with disk_store(mount / "store") as store:
+            await fill(store, range(1))
+            device = store.device
+        await trio.run_process(["umount", mount])
+        expected_warnings(DEGRADED)
+        files = FaultyFiles()
+        async with disk_store(
+            mount / "store", files=files, inherited=Inherited(None, device)
+        ) as store:
+            probed = len(files.done)
+            await until(lambda: len(files.done) > probed + 20)
+            assert (store.device, list(mount.iterdir())) == (device, [])
+            await trio.run_process(["mount", "--bind", disk, mount])
+            await recovered(store)
+            assert await holds_bytes(store, 0)
+        await trio.run_process(["umount", mount])
+    finally:
+        await trio.run_process(["umount", disk])
+
+
+@trio_test
+async def test_a_successor_begins_without_a_directory_that_cannot_be_used(
+    tmp_path: FilePath, expected_warnings: ExpectWarning
+) -> None:
+    expected_warnings(DEGRADED + ".*does not exist")
+    above = tmp_path / "above"
+    async with disk_store(above / "store", inherited=Inherited(None, None)) as store:
+        assert not store.put_nowait(key(0), chunk(0))
+        above.mkdir()
+        await recovered(store)
+        await fill(store, range(1))
 
 
 @trio_test
