@@ -10,6 +10,7 @@ from copperfs.cli.output import print_warning
 from copperfs.config.settings import Settings, bytes_text
 from copperfs.launch.node_identity import own_name
 from copperfs.model.errors import MountError
+from copperfs.model.failure_domains import BY_NAME, SLURM
 
 
 def on_this_node(settings: Settings) -> Settings:
@@ -28,8 +29,16 @@ def on_this_node(settings: Settings) -> Settings:
         log_file=own_file(settings.log_file),
         events=own_file(settings.events),
         tier_dir=own(settings.tier_dir),
+        domains=_own_domains(settings.domains),
         metrics=settings.metrics if _is_port(settings.metrics) else own_file(settings.metrics),
     )
+
+
+def _own_domains(domains: str | None) -> str | None:
+    """Absolute if it is a file."""
+    if domains is None or domains == SLURM or domains.startswith(BY_NAME):
+        return domains
+    return os.path.abspath(domains)
 
 
 def at_mountpoint(settings: Settings, mountpoint: str) -> Settings:

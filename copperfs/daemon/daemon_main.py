@@ -176,6 +176,7 @@ class Daemon:
         """Shutting these down ends the server, and with it the daemon."""
         self._logs = LogWatch(self.succession.follow_log)
         self._compared: tuple[Path, ...] = ()
+        self._domains: tuple[int, ...] = ()
 
     def run(self, ready: Callable[[], None]) -> None:
         with self._cleanup:
@@ -222,7 +223,7 @@ class Daemon:
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(trees)
         placement = placement_of(settings, self.launch)
-        domains = domains_of(settings, self.launch)
+        self._domains = domains = self._domains_now(before)
         self._warn_of_domains(domains, policy.protection)
         timeouts = timeouts_of(settings)
         node = Node(policy, limits, trees, timeouts, Random(), placement, domains)
@@ -477,6 +478,7 @@ class Daemon:
             self._exclusives(),
             self.succession.upgraded_by,
             takeovers=self.succession.takeovers,
+            domains=self._domains,
             tier_device=None if self._store is None else self._store.device,
         )
 
@@ -587,6 +589,12 @@ class Daemon:
                 raise MountError(f"--protect {each} is not below the source, {source}")
         if os.path.realpath(source) == mountpoint:
             raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
+
+    def _domains_now(self, before: Handover | None) -> tuple[int, ...]:
+        """Later they may be others, or cannot be had."""
+        if before is not None and before.domains is not None:
+            return before.domains
+        return domains_of(self.settings, self.launch)
 
     def _warn_of_domains(self, domains: tuple[int, ...], protection: Protection) -> None:
         if self.launch is None:

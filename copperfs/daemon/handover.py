@@ -79,6 +79,9 @@ class Handover:
     takeovers: TakeoverHistory = field(default_factory=TakeoverHistory)
     tier_device: int | None = None
     """Of the tier's directory. The path of a disk that was unmounted leads to another."""
+    domains: tuple[int, ...] | None = None
+    """Failure domains: those that the job's other nodes have agreed to, whatever a file says now.
+    None: an earlier release left none."""
 
     def settings_changed(self) -> Settings:
         """As far as this version knows them."""
@@ -128,6 +131,7 @@ class Handover:
             "exclusives": list(self.exclusives),
             "takeovers": self.takeovers.to_json(),
             "tier_device": self.tier_device,
+            "domains": self.domains,
         }
         words_fd = _written("copperfs-handover", json.dumps(words))
         of_job = []
@@ -157,6 +161,7 @@ class Handover:
                 f"{words.get('release', 'of another version')}, which leaves it in the form "
                 f"{words['version']}, and not {VERSION}; unmount it, and mount it again"
             )
+        domains = words.get("domains")
         launch = launch_fd = None
         if words["launch"]:
             listener, launch_fd = socket.socket(fileno=sockets.pop(0)), sockets.pop(0)
@@ -188,6 +193,7 @@ class Handover:
             if "takeovers" in words  # an earlier release left none
             else TakeoverHistory(),
             tier_device=words.get("tier_device"),
+            domains=None if domains is None else tuple(domains),
         )
 
 

@@ -38,6 +38,7 @@ from tests.mount.helpers import (
     kernel_release,
     start_python,
 )
+from tests.mount.jobs import Job
 from tests.mount.keepers import is_ready, keeper_of, standby_of
 from tests.patience import PATIENCE
 from tests.standin import StandIn
@@ -801,6 +802,18 @@ def test_a_tier_that_is_gone_ends_no_mount(mounted: Mounter, files: Path, tmp_pa
         assert (mount / f"d{number}/e{number}/f{number}").read_bytes() == content_of(number)
     disk.mkdir()
     eventually(lambda: not mount.stats()["tier"]["disk"]["degraded"], "the disk is used again")
+
+
+def test_failure_domains_stay_what_the_nodes_have_agreed_to(tmp_path: Path, files: Path) -> None:
+    domains = tmp_path / "domains"
+    domains.write_text("n0 rack0\nn1 rack1\n")
+    with Job(files, tmp_path / "job", 2, *TAKEOVER, "--domains", str(domains)) as job:
+        eventually(lambda: all(is_ready(each.pid) for each in job.nodes), "standbys are ready")
+        domains.unlink()
+        for number, mount in enumerate(job.nodes):
+            kill(mount)
+            path = mount / f"d{number}/e{number}/f{number}"
+            assert path.read_bytes() == content_of(number)
 
 
 def test_takeover_and_foreground_are_refused_together(tmp_path: Path, files: Path) -> None:

@@ -28,6 +28,7 @@ def test_what_never_changes_is_written_once() -> None:
         left = Handover(
             settings, launch, b"/source", 5, os.statvfs("/"), "0:5", state, fuse_fd,
             launch_file(launch), exclusives={"tier-lock": lock_fd}, users_fds=(state,),
+            changes={"symlinks": "keep", "fanout": settings.fanout}, domains=(0, 0, 2),
         )  # fmt: skip
         fds = left.to_fds()
         assert os.fstat(fds[1]).st_size < WORDS_BYTES_MAX
@@ -36,6 +37,7 @@ def test_what_never_changes_is_written_once() -> None:
         taken = Handover.from_fds(copies)
         assert taken.launch is not None
         assert (taken.launch.roster, taken.launch.me) == (launch.roster, launch.me)
+        assert (taken.changes, taken.domains) == ({"symlinks": "keep"}, (0, 0, 2))
         assert taken.launch.secret_key == launch.secret_key
         assert os.path.samestat(os.fstat(taken.exclusives["tier-lock"]), os.fstat(lock_fd))
         assert os.path.samestat(os.fstat(taken.users_fds[0]), os.fstat(state))

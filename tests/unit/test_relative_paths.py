@@ -1,6 +1,7 @@
 """Commands take paths as the user's shell does: relative to the working directory."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from copperfs.cli import doctor, doctor_checks, doctor_peer_checks, ring
 from copperfs.cli.main import _parse
+from copperfs.cli.preflight import on_this_node
+from copperfs.config.settings import Settings
 from copperfs.fuse.ioctl import IoctlRequest
 
 
@@ -44,3 +47,14 @@ def test_ring_takes_paths_relative_to_the_working_directory_or_the_mount(
     monkeypatch.chdir(tmp_path / cwd)
     monkeypatch.setattr(ring, "ask_mount", ask_mount)
     assert ring._owners(str(tmp_path / "mnt"), path)["path"] == asked
+
+
+@pytest.mark.parametrize("rule", ["slurm", "name:r(.)"])
+def test_a_file_of_failure_domains_is_where_the_command_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    """The daemon, whose working directory is another, reads it."""
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(mountpoint="/mnt", memory_bytes=1 << 30)
+    assert on_this_node(replace(settings, domains="racks")).domains == str(tmp_path / "racks")
+    assert on_this_node(replace(settings, domains=rule)).domains == rule
