@@ -47,11 +47,11 @@ from copperfs.daemon.job_requests import JobMember, join_job, transport_of
 from copperfs.daemon.log_file import LogFile, LogWatch, MemoryLog
 from copperfs.daemon.path_policy_from_mounts import (
     OwnMounts,
+    PathClasses,
     are_apart,
     check_shared,
-    compared_prefixes,
-    ignores_inodes,
-    policy_for,
+    path_classes_for,
+    policy_of,
     ring_prefix,
 )
 from copperfs.daemon.prometheus import close_port, open_port, port_of, render, serve, write
@@ -62,7 +62,7 @@ from copperfs.daemon.succession import Succession
 from copperfs.daemon.upgrade import Upgrades
 from copperfs.fuse.handlers import FrontHandlers
 from copperfs.fuse.ioctl import IoctlRequest, TooLong
-from copperfs.fuse.mounting import absolute, mounts
+from copperfs.fuse.mounting import absolute
 from copperfs.fuse.publication_index import PublicationIndex
 from copperfs.fuse.statfs import FRESH_S, Statfs
 from copperfs.launch.available_memory import oom_kills
@@ -175,7 +175,7 @@ class Daemon:
         self._sockets: list[socket.socket] = []
         """Shutting these down ends the server, and with it the daemon."""
         self._logs = LogWatch(self.succession.follow_log)
-        self._compared: tuple[Path, ...] = ()
+        self._path_classes: PathClasses | None = None
         self._domains: tuple[int, ...] = ()
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -215,10 +215,9 @@ class Daemon:
         if self.launch is not None:
             _keep_freed_memory()
         grants: list[_Grants] = []
-        all_mounts = mounts()
-        apart = self.launch is not None and are_apart(self.launch.roster)
-        policy = policy_for(settings, all_mounts, self.source_root, apart=apart)
         before = None if takeover is None else takeover.handover
+        self._path_classes = classes = self._path_classes_now(before)
+        policy = policy_of(settings, self.source_root, classes)
         self._store = store = await open_tier_store(settings, self.source_root, before)
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(trees)
@@ -229,8 +228,7 @@ class Daemon:
         node = Node(policy, limits, trees, timeouts, Random(), placement, domains)
         fetcher = self._fetcher(lambda: grants[0].renew() if grants else node.policy.refused)
         self._cleanup.callback(fetcher.close)
-        self._compared = compared_prefixes(all_mounts, policy)
-        if ignores_inodes(settings, all_mounts, policy):
+        if classes.ignores_inodes:
             log.info("inode numbers are no part of versions (--inodes)")
             fetcher.ignore_inodes()
             node.ignore_inodes()
@@ -408,9 +406,10 @@ class Daemon:
     def _join(self, engine: Engine) -> None:
         if self.launch is None:
             return
+        assert self._path_classes is not None
         transport = transport_of(self.launch)
         self._cleanup.callback(transport.close)
-        join_job(self.settings, self.launch, engine, transport, self._compared)
+        join_job(self.settings, self.launch, engine, transport, self._path_classes.compared)
 
     @staticmethod
     async def _finish_writing(engine: Engine) -> None:
@@ -479,6 +478,7 @@ class Daemon:
             self.succession.upgraded_by,
             takeovers=self.succession.takeovers,
             domains=self._domains,
+            path_classes=self._path_classes,
             tier_device=None if self._store is None else self._store.device,
         )
 
@@ -589,6 +589,18 @@ class Daemon:
                 raise MountError(f"--protect {each} is not below the source, {source}")
         if os.path.realpath(source) == mountpoint:
             raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
+
+    def _path_classes_now(self, before: Handover | None) -> PathClasses:
+        apart = self.launch is not None and are_apart(self.launch.roster)
+        if before is None:
+            return path_classes_for(self.settings, self.source_root, apart=apart)
+        return path_classes_for(
+            self.settings,
+            self.source_root,
+            apart=apart,
+            before=before.path_classes,
+            changed=before.changes,
+        )
 
     def _domains_now(self, before: Handover | None) -> tuple[int, ...]:
         """Later they may be others, or cannot be had."""

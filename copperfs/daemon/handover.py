@@ -19,6 +19,7 @@ from typing import Any
 
 from copperfs import __version__
 from copperfs.config.settings import Settings
+from copperfs.daemon.path_policy_from_mounts import PathClasses
 from copperfs.daemon.takeover_history import TakeoverHistory
 from copperfs.launch.launch_method import Launch
 from copperfs.model.errors import MountError
@@ -82,6 +83,8 @@ class Handover:
     domains: tuple[int, ...] | None = None
     """Failure domains: those that the job's other nodes have agreed to, whatever a file says now.
     None: an earlier release left none."""
+    path_classes: PathClasses | None = None
+    """None: an earlier release left none."""
 
     def settings_changed(self) -> Settings:
         """As far as this version knows them."""
@@ -132,6 +135,7 @@ class Handover:
             "takeovers": self.takeovers.to_json(),
             "tier_device": self.tier_device,
             "domains": self.domains,
+            "path_classes": None if self.path_classes is None else self.path_classes.to_json(),
         }
         words_fd = _written("copperfs-handover", json.dumps(words))
         of_job = []
@@ -161,7 +165,7 @@ class Handover:
                 f"{words.get('release', 'of another version')}, which leaves it in the form "
                 f"{words['version']}, and not {VERSION}; unmount it, and mount it again"
             )
-        domains = words.get("domains")
+        domains, classes = words.get("domains"), words.get("path_classes")
         launch = launch_fd = None
         if words["launch"]:
             listener, launch_fd = socket.socket(fileno=sockets.pop(0)), sockets.pop(0)
@@ -194,6 +198,7 @@ class Handover:
             else TakeoverHistory(),
             tier_device=words.get("tier_device"),
             domains=None if domains is None else tuple(domains),
+            path_classes=None if classes is None else PathClasses.of_json(classes),
         )
 
 

@@ -10,8 +10,9 @@ import os
 import posixpath
 import select
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from copperfs.config.settings import Settings
 from copperfs.fuse.mounting import FSTYPE, PFS_SIM_FSTYPE, Mount, mounts
@@ -117,6 +118,60 @@ ALWAYS_LOCAL = (b"/proc", b"/sys", b"/dev", b"/run")
 AUTOMOUNTED_LOCAL = (*ALWAYS_LOCAL, b"/boot", b"/efi")
 
 
+@dataclass(frozen=True, slots=True)
+class PathClasses:
+    """What was found when the mount began. A successor goes on with it: other mounts may be there
+    by then, and a filesystem of ``--shared`` may hang."""
+
+    shared: tuple[Path, ...]
+    local: tuple[Path, ...]
+    pseudo: tuple[Path, ...]
+    compared: tuple[Path, ...]
+    """Where nodes compare inode numbers."""
+    ignores_inodes: bool
+
+    def to_json(self) -> dict[str, Any]:
+        paths = {name: [*map(os.fsdecode, getattr(self, name))] for name in _PATHS}
+        return paths | {"ignores_inodes": self.ignores_inodes}
+
+    @classmethod
+    def of_json(cls, words: dict[str, Any]) -> "PathClasses":
+        paths = {name: tuple(Path(os.fsencode(each)) for each in words[name]) for name in _PATHS}
+        return cls(**paths, ignores_inodes=words["ignores_inodes"])
+
+
+_PATHS = ("shared", "local", "pseudo", "compared")
+
+
+def path_classes_for(
+    settings: Settings,
+    source: bytes,
+    *,
+    apart: bool = False,
+    before: PathClasses | None = None,
+    changed: Collection[str] = (),
+) -> PathClasses:
+    """*before*: those of the predecessor, whose settings were the same, except *changed*."""
+    if before is None or "shared" in changed:
+        all_mounts = mounts()
+        policy = policy_for(settings, all_mounts, source, apart=apart)
+        return PathClasses(
+            policy.shared,
+            policy.local,
+            tuple(policy.pseudo),
+            compared_prefixes(all_mounts, policy),
+            ignores_inodes(settings, all_mounts, policy),
+        )
+    if "inodes" not in changed:
+        return before
+    ignored = ignores_inodes(settings, mounts(), policy_of(settings, source, before))
+    return replace(before, ignores_inodes=ignored)
+
+
+def policy_of(settings: Settings, source: bytes, classes: PathClasses) -> Policy:
+    return _policy(settings, source, classes.shared, classes.local, classes.pseudo)
+
+
 def policy_for(
     settings: Settings, all_mounts: Sequence[Mount], source: bytes, *, apart: bool = False
 ) -> Policy:
@@ -145,8 +200,19 @@ def policy_for(
         shared = (ROOT,)
     local = tuple(each for each in local if any(is_below(each, above) for above in shared))
     pseudo = prefixes([each.mountpoint for each in all_mounts if each.fstype in PSEUDO_FILESYSTEMS])
+    return _policy(settings, source, shared, local, pseudo)
+
+
+def _policy(
+    settings: Settings,
+    source: bytes,
+    shared: tuple[Path, ...],
+    local: tuple[Path, ...],
+    pseudo: tuple[Path, ...],
+) -> Policy:
+    """It asks no filesystem."""
     mountpoint = os.fsencode(settings.mountpoint)
-    own = below(mountpoint)
+    own = below_source(source, mountpoint)
     return Policy(
         source=source,
         mountpoint=mountpoint,

@@ -479,6 +479,18 @@ def test_what_waits_for_the_source_is_asked_for_again(
     assert answers == {each: content_of(number) for number, each in enumerate(names)}
 
 
+def test_a_successor_begins_while_what_is_shared_hangs(slow: StandIn, mounted: Mounter) -> None:
+    mount = mounted(*TAKEOVER, "--shared", str(slow.mountpoint / "d6"), of=slow.mountpoint)
+    eventually(lambda: is_ready(mount.pid), "a standby is ready")
+    slow.hang("d6")
+    try:
+        kill(mount)
+        assert (mount / "d0/e0/f0").read_bytes() == content_of(0)
+    finally:
+        slow.heal()
+    assert (mount / "d6/e0/f6").read_bytes() == content_of(6)
+
+
 INTERRUPTED = """if True:
     import os, signal, sys
     signal.signal(signal.SIGUSR1, lambda number, frame: None)

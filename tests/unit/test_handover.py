@@ -5,11 +5,15 @@ import socket
 
 from copperfs.config.settings import Settings
 from copperfs.daemon.handover import Handover, launch_file, memory_file
+from copperfs.daemon.path_policy_from_mounts import PathClasses
 from copperfs.launch.launch_method import Launch
 from copperfs.model.roster import Member, Roster
-from copperfs.model.types import NodeId
+from copperfs.model.types import NodeId, Path
 
 NODES = 8300
+CLASSES = PathClasses(
+    (Path(b""),), (Path(b"tmp"),), (Path(b"proc"),), (Path(b"\xff"),), ignores_inodes=True
+)
 WORDS_BYTES_MAX = 10_000
 
 
@@ -29,6 +33,7 @@ def test_what_never_changes_is_written_once() -> None:
             settings, launch, b"/source", 5, os.statvfs("/"), "0:5", state, fuse_fd,
             launch_file(launch), exclusives={"tier-lock": lock_fd}, users_fds=(state,),
             changes={"symlinks": "keep", "fanout": settings.fanout}, domains=(0, 0, 2),
+            path_classes=CLASSES,
         )  # fmt: skip
         fds = left.to_fds()
         assert os.fstat(fds[1]).st_size < WORDS_BYTES_MAX
@@ -37,6 +42,7 @@ def test_what_never_changes_is_written_once() -> None:
         taken = Handover.from_fds(copies)
         assert taken.launch is not None
         assert (taken.launch.roster, taken.launch.me) == (launch.roster, launch.me)
+        assert taken.path_classes == CLASSES
         assert (taken.changes, taken.domains) == ({"symlinks": "keep"}, (0, 0, 2))
         assert taken.launch.secret_key == launch.secret_key
         assert os.path.samestat(os.fstat(taken.exclusives["tier-lock"]), os.fstat(lock_fd))

@@ -2,20 +2,25 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path as FilePath
 
 import pytest
 
 from copperfs.config.settings import ConfigFile, Settings, resolve, settings_of
+from copperfs.daemon import path_policy_from_mounts
 from copperfs.daemon.path_policy_from_mounts import (
     NETWORK_FILESYSTEMS,
     OwnMounts,
+    PathClasses,
     are_apart,
     below_source,
     check_shared,
     compared_prefixes,
+    path_classes_for,
     policy_for,
+    policy_of,
     ring_prefix,
 )
 from copperfs.fuse.mounting import FSTYPE, Mount, mounts
@@ -196,6 +201,36 @@ def test_a_prefix_is_where_its_links_lead(tmp_path: FilePath) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     chosen = policy(str(tmp_path), shared=(str(tmp_path / "link"),))
     assert chosen.shared == paths(b"real")
+
+
+def test_a_successor_asks_no_filesystem_which_places_are_shared(
+    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An automount may have expired meanwhile, and a filesystem may hang."""
+    root = os.fsencode(tmp_path)
+    for name in ("lus", "home"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "named").symlink_to("lus")
+    one = settings(str(tmp_path), shared=[str(tmp_path / "named")])
+    found = [mount(b"/", "ext4"), mount(root + b"/lus", "fuse.sshfs"), mount(root + b"/p", "proc")]
+    monkeypatch.setattr(path_policy_from_mounts, "mounts", lambda: found)
+    before = path_classes_for(one, root)
+    assert before == PathClasses(paths(b"lus"), (), paths(b"p"), paths(b"lus"), ignores_inodes=True)
+    del found[1:]
+    (tmp_path / "named").unlink()
+    (tmp_path / "named").symlink_to("home")
+
+    def goes_on(now: Settings, *changed: str) -> PathClasses:
+        return path_classes_for(now, root, before=before, changed=changed)
+
+    assert goes_on(one) is before
+    assert policy_of(one, root, before).shared == paths(b"lus")
+    assert goes_on(replace(one, inodes="compare"), "inodes") == replace(
+        before, ignores_inodes=False
+    )
+    assert goes_on(one, "shared") == PathClasses(
+        paths(b"home"), (), (), paths(b"home"), ignores_inodes=False
+    )
 
 
 def test_prefixes_that_were_named_are_the_shared_ones() -> None:
