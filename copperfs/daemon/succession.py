@@ -239,7 +239,7 @@ class Succession:
 
     def changed(self) -> None:
         """A successor would need to know more."""
-        if self._keeper is not None:
+        if self._keeper is not None and not self._keeper.is_ended:
             self._keeper.leave()
 
     def follow_log(self) -> None:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from copperfs.lab.sim.start_storm import BUNDLED
 from copperfs.startup.bundle import FILES, SAVED, StandardLibrary
 from tests.bootstrap.helpers import clean_environment
 from tests.mount.helpers import COMMAND_TIMEOUT_S, eventually
+from tests.mount.keepers import children_of, name_of
 from tests.standin.client import StandIn
 from tests.wheels import build, copy_python, install, plain_environment
 
@@ -112,9 +113,28 @@ def output_of(process: subprocess.Popen[str]) -> str:
     return output
 
 
+def has_standby(site: Site) -> bool:
+    """Whether all processes of a run are there, so that none of them asks for more."""
+    for stat in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            keeper = int(stat.parent.name)
+            if name_of(keeper) == "copperfs-keeper" and str(site.env) in stat.read_text():
+                return any(name_of(each) == "copperfs-spare" for each in children_of(keeper))
+    return False
+
+
 def test_the_first_run_of_a_node_reads_copperfs_in_a_few_operations(site: Site) -> None:
     output_of(site.start("true"))
     assert site.asked() <= FOR_A_NODE_MAX
+
+
+def test_the_keeper_and_the_standby_of_a_run_ask_for_little_more(site: Site) -> None:
+    process = site.start("sleep", "600")
+    eventually(lambda: has_standby(site), "a standby is ready")
+    asked = site.asked()
+    process.terminate()
+    process.communicate(timeout=COMMAND_TIMEOUT_S)
+    assert asked <= FOR_A_NODE_MAX
     reads = site.standin.counts().total("read")
     assert site.asked() - reads <= BUNDLED.first, "copperfs sim start says so"
 
@@ -129,6 +149,7 @@ def asked_by_further_runs(site: Site, go: Path) -> int:
     first = site.start(*words)
     assert first.stdout is not None
     assert first.stdout.readline() == "up\n"
+    eventually(lambda: has_standby(site), "a standby is ready")
     site.standin.reset_counts()
     further = [site.start(*words) for _ in range(RANKS - 1)]
     for each in further:

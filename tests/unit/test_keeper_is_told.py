@@ -14,6 +14,7 @@ from copperfs.config.settings import Settings
 from copperfs.daemon import handover
 from copperfs.daemon.handover import MESSAGE_MAX, Handover
 from copperfs.daemon.keeper import Keeper
+from copperfs.daemon.succession import Succession
 
 
 def nothing_heard(_: bytes) -> None:
@@ -46,3 +47,16 @@ def test_a_daemon_without_free_descriptors_tells_its_keeper_later(
         assert (message, len(fds)) == (b"H", 3)
         for each in fds:
             os.close(each)
+
+
+def test_a_successor_that_ends_at_once_leaves_nothing(tmp_path: Path) -> None:
+    settings = Settings(mountpoint=str(tmp_path), memory_bytes=1 << 30)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(ours), closing(theirs):
+        succession = Succession(settings, None, ours)
+        succession.end()
+        succession.changed()  # its tier has been opened meanwhile
+        assert theirs.recv(MESSAGE_MAX) == b"E"
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(MESSAGE_MAX)
