@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 
+from copperfs.lab.sim.sim_disk import DiskCosts
 from copperfs.model.protection import protection_of
 from copperfs.model.types import ChunkKey, NodeId, Path
-from copperfs.node.peer.messages import ChunkAskMode, ContentKind, CopyOffer, CopyReport, Request
+from copperfs.node.peer.messages import (
+    Cancel,
+    ChunkAskMode,
+    ContentKind,
+    CopyOffer,
+    CopyReport,
+    DataReply,
+    ErrorReply,
+    Request,
+)
 from copperfs.node.requests import copies as copies_module
 from copperfs.node.requests.copies import CopyKeeper
 from tests.unit.simulated_job import SimulatedJob
@@ -299,6 +309,71 @@ def test_the_owner_learns_of_an_evicted_copy_and_offers_it_again() -> None:
     settle(job)
     assert keeping(job) == {first, second}
     assert reads(job) == [1]
+
+
+# --- copies on disks -----------------------------------------------------------------------------
+
+
+def on_disk_alone(job: SimulatedJob, node: int, *indices: int) -> None:
+    """Memory evicts these chunks."""
+    cache = job[node].node._chunk_cache
+    assert cache is not None
+    for index in indices:
+        assert keeper(job, node).is_on_disk(key_of(job, index))
+        cache._gone(cache._owned.drop(key_of(job, index)), None)
+
+
+def ask_for_copy(job: SimulatedJob, node: int, peer: int, number: int, index: int) -> None:
+    version = job.version(LARGE)
+    message = Request(number, 1, ContentKind.CHUNK, LARGE, version, index, ChunkAskMode.COPY)
+    job.receive(node, peer, message)
+
+
+def with_slow_disk(monkeypatch: pytest.MonkeyPatch) -> tuple[SimulatedJob, int, int]:
+    """A holder that loads one chunk in a second, and another node."""
+    monkeypatch.setattr(copies_module, "LOADS_MAX", 1)
+    job = protected(tier_has_disk=True)
+    read_all(job, 3)
+    settle(job)
+    first, second = holders(job)
+    on_disk_alone(job, second, *(index for index in chunks(job) if second in holders(job, index)))
+    job[second].disk.costs = DiskCosts(1.0, float("inf"), float("inf"))
+    return job, second, next(n for n in range(8) if n not in (first, second))
+
+
+def test_a_peer_with_a_new_connection_gets_no_copy_that_it_asked_for_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, holder, peer = with_slow_disk(monkeypatch)
+    last = len(chunks(job)) - 1
+    ask_for_copy(job, holder, peer, 1001, 1)
+    ask_for_copy(job, holder, peer, 1002, last)
+    job.run()
+    job.renew(peer, holder)
+    job.run()
+    ask_for_copy(job, holder, peer, 1002, 0)
+    job.pass_time(5.0)
+    given = [each for each in job.messages(DataReply, holder, peer) if each.number > 1000]
+    assert [(each.number, each.total_bytes) for each in given] == [(1002, CHUNK)]
+    check(job)
+
+
+def test_a_node_keeps_no_request_for_a_copy_that_was_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies_module, "WAITING_LOADS_MAX", 1)
+    job, holder, peer = with_slow_disk(monkeypatch)
+    for number in (1001, 1002):
+        ask_for_copy(job, holder, peer, number, number - 1001)
+    job.receive(holder, peer, Cancel(1002))
+    for number in (1003, 1004):
+        ask_for_copy(job, holder, peer, number, number - 1001)
+    job.run()
+    assert [each.number for each in job.messages(ErrorReply, holder, peer)][-1:] == [1004]
+    check(job)
+    job.pass_time(5.0)
+    given = [each.number for each in job.messages(DataReply, holder, peer) if each.number > 1000]
+    assert given == [1001, 1003]
 
 
 # --- what peers may say ---------------------------------------------------------------------------

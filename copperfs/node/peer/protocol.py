@@ -206,6 +206,8 @@ class PeerProtocol:
             case Cancel(number):
                 if self.flow.is_serving(peer, number):
                     self.fetches.forget_request(peer, number)
+                    if self.copies is not None:
+                        self.copies.forget_request(PeerRequest(peer, number))
                 return self.flow.stop(peer, number)
             case _:
                 return []

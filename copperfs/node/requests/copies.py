@@ -57,6 +57,8 @@ PULLS_WAITING_MAX = 4096
 LOADS_MAX = 8
 """Chunks that are loaded from the disk at the same time for nodes that ask for a copy. They are in
 no budget until they are there, so they never wait for other nodes."""
+WAITING_LOADS_MAX = 1024
+"""A node refuses further requests for copies that are to be loaded."""
 EACH_STEP_MAX = 64
 """Chunks to which the rule is applied in one step: some 0.3 ms."""
 SOON_S = 0.005
@@ -191,12 +193,20 @@ class CopyKeeper:
     # --- other nodes -----------------------------------------------------------------------------
 
     def connection_changed(self, peer: NodeId, *, up: bool) -> None:
-        """A peer that was connected to anew may have lost its memory."""
+        """A peer that was connected to anew may have lost its memory, and may number its requests
+        from the beginning."""
+        waiting = [each for each in self._waiting_loads if not _is_from(peer, each)]
+        self._waiting_loads = deque(waiting)
         for offer in [each for each in self._offered if each[0] == peer]:
             del self._offered[offer]
             self._to_check[offer[1]] = None
         if up:
             self._keeps_no_more(peer)
+
+    def forget_request(self, request: PeerRequest) -> None:
+        """The peer cancelled it."""
+        waiting = [each for each in self._waiting_loads if each.request != request]
+        self._waiting_loads = deque(waiting)
 
     def _keeps_no_more(self, peer: NodeId) -> None:
         self._incarnations.pop(peer, None)
@@ -270,6 +280,8 @@ class CopyKeeper:
         if running is not None or not self.limits.tier_has_disk:
             return self.replies.with_error(request, errno.EAGAIN)
         if len(self._loads) >= LOADS_MAX:
+            if len(self._waiting_loads) >= WAITING_LOADS_MAX:
+                return self.replies.with_error(request, errno.EAGAIN)
             self._waiting_loads.append(request)
             return []
         self._loads.add(key)
@@ -300,9 +312,7 @@ class CopyKeeper:
         self._loads = set(filter(self._is_under_way, self._loads))
         while self._waiting_loads and len(self._loads) < LOADS_MAX:
             request = self._waiting_loads.popleft()
-            assert isinstance(request.request, PeerRequest)
-            if self.flow.is_serving(*request.request):
-                actions += self.serve(now, request)
+            actions += self.serve(now, request)
         return actions
 
     def _tell_evicted(self) -> list[Action]:
@@ -429,6 +439,10 @@ class CopyKeeper:
         assert len(self.ledger) <= LEDGER_MAX
         assert len(self._offered) <= OFFERED_MAX
         assert len(self._pulling) <= PULLS_MAX
+        assert len(self._waiting_loads) <= WAITING_LOADS_MAX
+        for request in self._waiting_loads:
+            assert isinstance(request.request, PeerRequest)
+            assert self.flow.is_serving(*request.request)
         assert self._on_disk <= self.ledger.keys()
         assert self._due <= self.ledger.keys()
         for key in self.ledger.keys() - self._on_disk:
@@ -437,6 +451,10 @@ class CopyKeeper:
 
 def _report(peer: NodeId, key: ChunkKey, *, is_kept: bool) -> Action:
     return Send(peer, CopyReport(key.path, key.version, key.index, is_kept))
+
+
+def _is_from(peer: NodeId, request: ChunkRequest) -> bool:
+    return isinstance(request.request, PeerRequest) and request.request.peer == peer
 
 
 def _subject(key: ChunkKey) -> Subject:
