@@ -376,6 +376,50 @@ def test_a_node_keeps_no_request_for_a_copy_that_was_cancelled(
     assert given == [1001, 1003]
 
 
+@pytest.mark.parametrize("is_owner", [False, True])
+def test_a_chunk_that_a_disk_has_evicted_is_copied_again(is_owner: bool) -> None:
+    job = protected(copies=3, tier_has_disk=True)
+    read_all(job, 3)
+    settle(job)
+    first, second, _ = holders(job)
+    loser, asker = (first, second) if is_owner else (second, first)
+    on_disk_alone(job, loser, 0)
+    job[loser].disk.drop(key_of(job))
+    ask_for_copy(job, loser, asker, 1001, 0)
+    job.run()
+    assert key_of(job) not in keeper(job, loser).ledger
+    check(job)
+    job.pass_time(5.0)
+    settle(job)
+    assert keeping(job) == set(holders(job))
+    assert key_of(job) in job[loser].disk.chunks
+    assert reads(job) == [1] * len(chunks(job))
+    check(job)
+
+
+def test_a_full_ledger_leaves_out_what_has_been_on_the_disk_alone_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = protected(2, tier_has_disk=True)
+    monkeypatch.setattr(copies_module, "LEDGER_MAX", len(chunks(job)))
+    read_all(job, 0)
+    settle(job)
+    for node in range(2):
+        on_disk_alone(job, node, 1, 0, *chunks(job)[2:])
+        read(job, node, 0)  # it is in memory again
+    other = Path(b"lib/other")
+    job.add(other, 3 * CHUNK)
+    for index in range(3):
+        read(job, 0, index, other)
+    settle(job)
+    for node in range(2):
+        left = {key.index for key in keeper(job, node).ledger if key.path == LARGE}
+        assert left == {0, *chunks(job)[4:]}
+        assert sum(key.path == other for key in keeper(job, node).ledger) == 3
+        assert job[node].node.stats.copies_untracked == 3
+    check(job)
+
+
 # --- what peers may say ---------------------------------------------------------------------------
 
 

@@ -222,6 +222,8 @@ class Chunks:
             self.stats.tier_read_for_disk += for_disk
             return self._take(now, fetch, outcome.blob, keeps_result=keeps_result, stores=True)
         if outcome.blob is None:
+            if self.copies is not None:
+                self.copies.not_on_disk(key)
             if fetch.phase is Phase.READING_DISK and self.routing.has_copies(fetch.subject):
                 return self._not_on_disk(now, fetch)
             return self._read_source(now, fetch, key)

@@ -48,8 +48,9 @@ from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.route import Routing
 
 LEDGER_MAX = 1 << 17
-"""128 GiB in chunks of 1 MiB; some 60 MB of memory. Chunks beyond it have no copies, and are
-counted."""
+"""128 GiB in chunks of 1 MiB; some 60 MB of memory. Beyond it the ledger leaves out the chunk
+that has been on the disk alone for longest, or else the new one, which then gets no further copies.
+Both are counted."""
 OFFERED_MAX = 16
 PULLS_MAX = 4
 PULLS_WAITING_MAX = 4096
@@ -99,6 +100,8 @@ class CopyKeeper:
     """Those that are being fetched."""
     _on_disk: set[ChunkKey] = field(default_factory=set)
     """Chunks of the ledger that the disk has taken, or given."""
+    _on_disk_alone: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
+    """Those of them that memory has evicted, the oldest first; some may be in memory again."""
     _due: set[ChunkKey] = field(default_factory=set)
     """Chunks that fewer nodes keep than should."""
     _evicted: list[ChunkKey] = field(default_factory=list)
@@ -132,7 +135,8 @@ class CopyKeeper:
         if key not in self.ledger:
             if len(self.ledger) >= LEDGER_MAX:
                 self.stats.copies_untracked += 1
-                return
+                if not self._leave_oldest_out():
+                    return
             self.ledger[key] = set()
             if is_copy:
                 self.stats.copies_made += 1
@@ -155,9 +159,32 @@ class CopyKeeper:
     def _let_go(self, key: ChunkKey) -> None:
         """Memory has evicted the chunk. The disk may still have it; when it evicts one, the next
         node that asks for it finds out."""
-        if key in self.ledger and key not in self._on_disk:
+        if key in self._on_disk:
+            self._on_disk_alone[key] = None
+            self._on_disk_alone.move_to_end(key)
+        elif key in self.ledger:
             self._forget(key)
             self._evicted.append(key)
+
+    def not_on_disk(self, key: ChunkKey) -> None:
+        """The disk was asked for the chunk, and has evicted it."""
+        if key not in self._on_disk:
+            return
+        self._on_disk.discard(key)
+        self._on_disk_alone.pop(key, None)
+        if key not in self.chunk_cache:
+            self._forget(key)
+            self._evicted.append(key)
+
+    def _leave_oldest_out(self) -> bool:
+        """Other nodes are not told: the disk may have the chunk, and gives it as before."""
+        while self._on_disk_alone:
+            key = next(iter(self._on_disk_alone))
+            if key not in self.chunk_cache:
+                self._forget(key)
+                return True
+            del self._on_disk_alone[key]
+        return False
 
     def _forget(self, key: ChunkKey) -> None:
         for peer in self.ledger.pop(key, ()):
@@ -165,6 +192,7 @@ class CopyKeeper:
         self._to_check.pop(key, None)
         self._due.discard(key)
         self._on_disk.discard(key)
+        self._on_disk_alone.pop(key, None)
         for peer in self.routing.copy_holders(_subject(key)):
             self._offers.pop((peer, key), None)
             self._again.pop((peer, key), None)
@@ -317,10 +345,12 @@ class CopyKeeper:
 
     def _tell_evicted(self) -> list[Action]:
         actions: list[Action] = []
+        me = self.membership.members.me
         for key in self._evicted:
-            others = self.routing.copy_holders(_subject(key))
-            if others and self.flow.is_up(others[0]):
-                actions.append(_report(others[0], key, is_kept=False))
+            holders = self.routing.holders(key)
+            others = holders[1:] if holders[:1] == [me] else holders[:1]
+            up = [each for each in others if self.flow.is_up(each)]
+            actions += [_report(each, key, is_kept=False) for each in up]
         self._evicted.clear()
         return actions
 
@@ -444,6 +474,7 @@ class CopyKeeper:
             assert isinstance(request.request, PeerRequest)
             assert self.flow.is_serving(*request.request)
         assert self._on_disk <= self.ledger.keys()
+        assert self._on_disk_alone.keys() <= self._on_disk
         assert self._due <= self.ledger.keys()
         for key in self.ledger.keys() - self._on_disk:
             assert key in self.chunk_cache
