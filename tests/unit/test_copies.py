@@ -2,6 +2,7 @@
 loss.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -418,6 +419,51 @@ def test_a_full_ledger_leaves_out_what_has_been_on_the_disk_alone_for_longest(
         assert sum(key.path == other for key in keeper(job, node).ledger) == 3
         assert job[node].node.stats.copies_untracked == 3
     check(job)
+
+
+def test_a_full_node_whose_disk_takes_nothing_declines_copies() -> None:
+    job = SimulatedJob(
+        2,
+        chunk_bytes=MIB,
+        tier_memory_bytes=MIB,
+        tree_max_bytes=MIB,
+        tier_has_disk=True,
+        protection=protection_of({Path(b""): 2}),
+    )
+    for each in job:
+        each.disk.is_full = True
+    job.add(LARGE, 100 * MIB)
+    for index in range(100):
+        job.read(0, LARGE, offset=index * MIB)
+        job.run()
+    job.pass_time(30.0)
+    assert total(job, "copies_due")
+    before, offers = total(job, "copied_bytes"), job.sent["CopyOffer"]
+    job.pass_time(100.0)
+    assert total(job, "copied_bytes") == before
+    assert job.sent["CopyOffer"] > offers
+    check(job)
+
+
+def test_copies_that_a_node_evicts_again_and_again_are_offered_ever_more_rarely() -> None:
+    job = protected(copies=2)
+    read(job, 3, 0)
+    settle(job)
+    first, second = holders(job)
+    cache, offered_at = job[second].node._chunk_cache, []
+    assert cache is not None
+    for _ in range(10):
+        cache._gone(cache._owned.drop(key_of(job)), None)
+        job.receive(second, first, CopyReport(LARGE, job.version(LARGE), 9, is_kept=True))
+        job.run()
+        assert keeping(job) == {first}
+        job.pass_time_until(lambda: second in keeping(job), 100.0)
+        offered_at.append(job.now)
+    waits = [later - sooner for sooner, later in pairwise(offered_at)]
+    assert waits[0] < 3.0 < 55.0 < waits[-1] < 65.0
+    settle(job)
+    job.pass_time(100.0)
+    assert not keeper(job, first)._again
 
 
 # --- what peers may say ---------------------------------------------------------------------------

@@ -302,9 +302,8 @@ class Chunks:
         owned, is_kept = keeps_result or self.routing.is_mine(key), False
         if self.copies is not None and self.routing.has_copies(fetch.subject):
             may_admit = self.copies.may_admit(key)
-            has_place = may_admit or self.limits.tier_has_disk
             is_wanted = any(map(is_for_copy_alone, fetch.waiters)) or self.copies.is_holder(key)
-            if owned or (is_wanted and has_place):
+            if owned or (is_wanted and self.copies.has_place(key)):
                 is_kept = True
                 self.copies.keeps(key, is_copy=is_given)
                 stores = stores or not self.copies.is_on_disk(key)

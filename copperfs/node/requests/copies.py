@@ -93,7 +93,8 @@ class CopyKeeper:
     _offered: dict[Offer, float] = field(default_factory=dict)
     """Without a report, and until when one is awaited."""
     _again: dict[Offer, tuple[float, float]] = field(default_factory=dict)
-    """Declined: when to offer it again, and for how long it waited the last time."""
+    """Declined: when to offer it again, and for how long it waited the last time. When the peer
+    keeps it after all: when to forget that, because the peer may evict it in a moment."""
     _to_pull: OrderedDict[ChunkKey, set[NodeId]] = field(default_factory=OrderedDict)
     """Chunks that this node is to keep and does not, and the nodes that await a report."""
     _pulling: dict[ChunkKey, set[NodeId]] = field(default_factory=dict)
@@ -148,6 +149,11 @@ class CopyKeeper:
         return self.chunk_cache.owns(key) or self.chunk_cache.has_free(
             cost_of(self.chunk_cache.size_of(key))
         )
+
+    def has_place(self, key: ChunkKey) -> bool:
+        """Whether this node can keep a copy."""
+        disk_takes = self.limits.tier_has_disk and self.write_back.takes
+        return disk_takes or self.may_admit(key)
 
     def stored(self, key: ChunkKey) -> None:
         if key in self.ledger:
@@ -239,6 +245,7 @@ class CopyKeeper:
     def _keeps_no_more(self, peer: NodeId) -> None:
         self._incarnations.pop(peer, None)
         for key in self._kept_at.pop(peer, ()):
+            self._again.pop((peer, key), None)
             self.ledger[key].discard(peer)
             self._to_check[key] = None
 
@@ -265,11 +272,10 @@ class CopyKeeper:
         if key in self.ledger or self.chunk_cache.owns(key):
             self.keeps(key)
             return self._hold(peer, key)
-        full = not self.limits.tier_has_disk and not self.may_admit(key)
         offered_by = self._pulling.get(key) or self._to_pull.get(key)
         if offered_by is not None:
             offered_by.add(peer)
-        elif full or len(self._to_pull) >= PULLS_WAITING_MAX:
+        elif not self.has_place(key) or len(self._to_pull) >= PULLS_WAITING_MAX:
             return [_report(peer, key, is_kept=False)]
         else:
             self._to_pull[key] = {peer}
@@ -284,7 +290,8 @@ class CopyKeeper:
         offer = (peer, key)
         self._offered.pop(offer, None)
         if report.is_kept:
-            self._again.pop(offer, None)
+            if offer in self._again:
+                self._again[offer] = (now + AGAIN_MAX_S, self._again[offer][1])
             self._is_kept_at(peer, key)
         elif key in self.ledger:
             before = self._again.get(offer, (0.0, AGAIN_S / 2))[1]
@@ -422,7 +429,7 @@ class CopyKeeper:
             if at <= now:
                 # The wait stays known until a report comes.
                 self._again[offer] = (now + 2 * waited_s, waited_s)
-                if offer[1] in self.ledger:
+                if self._is_missing(offer):
                     self._offers[offer] = None
                 else:
                     del self._again[offer]
@@ -433,7 +440,7 @@ class CopyKeeper:
             peer, key = offer
             if len(self._offered) >= OFFERED_MAX:
                 break
-            if key not in self.ledger or peer in self.ledger[key]:
+            if not self._is_missing(offer):
                 del self._offers[offer]
             elif self.flow.is_up(peer):
                 del self._offers[offer]
@@ -443,6 +450,12 @@ class CopyKeeper:
                 self.routing.reach(now, (peer,))
                 self._offers.move_to_end(offer)
         return actions
+
+    def _is_missing(self, offer: Offer) -> bool:
+        """This node keeps the chunk, and the other node does not."""
+        peer, key = offer
+        kept_at = self.ledger.get(key)
+        return kept_at is not None and peer not in kept_at
 
     # --- time ------------------------------------------------------------------------------------
 
