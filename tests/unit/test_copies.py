@@ -267,6 +267,29 @@ def test_a_node_that_returns_gets_its_chunks_from_copies() -> None:
     check(job)
 
 
+def test_the_copy_of_a_lost_node_is_made_again_when_it_is_lost_again() -> None:
+    job = protected(copies=2)
+    read(job, 3, 0)
+    settle(job)
+    first, lost = holders(job)
+    lose(job, lost)
+    settle(job)
+    substitute = holders(job)[1]
+    assert substitute in keeping(job)
+    job.world.restart(lost)
+    job.pass_time_until(lambda: lost in keeping(job))
+    settle(job)
+    assert key_of(job) not in keeper(job, substitute).ledger
+    check(job)
+    cache = job[substitute].node._chunk_cache
+    assert cache is not None
+    cache._gone(cache._owned.drop(key_of(job)), None)
+    lose(job, lost)
+    settle(job)
+    assert keeping(job) == {first, substitute}
+    assert reads(job)[0] == 1
+
+
 def test_a_node_that_was_restarted_unnoticed_gets_its_chunks_from_copies() -> None:
     job = protected(copies=2)
     read_all(job, 3)

@@ -405,6 +405,10 @@ class CopyKeeper:
         me, holders = self.membership.members.me, self.routing.holders(key)
         if not holders:
             return
+        for peer in kept_at.difference(holders):
+            # It forgets the chunk once the holders keep it, and does not say so.
+            kept_at.discard(peer)
+            self._kept_at[peer].pop(key, None)
         targets = holders[1:] if holders[0] == me else holders[:1]
         missing = [each for each in targets if each not in kept_at]
         for peer in missing:
