@@ -335,6 +335,37 @@ def test_the_owner_learns_of_an_evicted_copy_and_offers_it_again() -> None:
     assert reads(job) == [1]
 
 
+def test_no_node_is_offered_a_chunk_that_it_should_keep_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = protected(copies=2)
+    read(job, 3, 0)
+    settle(job)
+    first, lost = holders(job)
+    lose(job, lost)
+    settle(job)
+    substitute = holders(job)[1]
+    assert key_of(job) in keeper(job, substitute).ledger, "it was perhaps told before of the loss"
+    monkeypatch.setattr(copies_module, "PULLS_WAITING_MAX", 0)  # it declines
+    cache = job[substitute].node._chunk_cache
+    assert cache is not None
+    cache._gone(cache._owned.drop(key_of(job)), None)
+    job.receive(substitute, first, CopyReport(LARGE, job.version(LARGE), 9, is_kept=True))
+    job.pass_time(5.0)
+    assert (substitute, key_of(job)) in keeper(job, first)._again
+    job.world.restart(lost)
+    job.pass_time_until(lambda: not job[first].node.gone())
+    read(job, lost, 0)
+    settle(job)
+    job.pass_time(copies_module.AGAIN_MAX_S)
+    before = len(job.messages(CopyOffer, first, substitute))
+    job.pass_time(2 * copies_module.AGAIN_MAX_S)
+    assert len(job.messages(CopyOffer, first, substitute)) == before
+    assert not keeper(job, first)._again
+    assert not keeper(job, first)._offers
+    check(job)
+
+
 # --- copies on disks -----------------------------------------------------------------------------
 
 

@@ -105,7 +105,8 @@ class CopyKeeper:
     """Those of them that memory has evicted, the oldest first; some may be in memory again."""
     _due: set[ChunkKey] = field(default_factory=set)
     """Chunks that fewer nodes keep than should."""
-    _evicted: list[ChunkKey] = field(default_factory=list)
+    _to_tell: list[Offer] = field(default_factory=list)
+    """Chunks that this node keeps no longer, and nodes that count on it."""
     _loads: set[ChunkKey] = field(default_factory=set)
     _waiting_loads: deque[ChunkRequest] = field(default_factory=deque)
     _members_seen: int = 0
@@ -169,8 +170,7 @@ class CopyKeeper:
             self._on_disk_alone[key] = None
             self._on_disk_alone.move_to_end(key)
         elif key in self.ledger:
-            self._forget(key)
-            self._evicted.append(key)
+            self._evicted(key)
 
     def not_on_disk(self, key: ChunkKey) -> None:
         """The disk was asked for the chunk, and has evicted it."""
@@ -179,8 +179,13 @@ class CopyKeeper:
         self._on_disk.discard(key)
         self._on_disk_alone.pop(key, None)
         if key not in self.chunk_cache:
-            self._forget(key)
-            self._evicted.append(key)
+            self._evicted(key)
+
+    def _evicted(self, key: ChunkKey) -> None:
+        self._forget(key)
+        me, holders = self.membership.members.me, self.routing.holders(key)
+        others = holders[1:] if holders[:1] == [me] else holders[:1]
+        self._to_tell += [(each, key) for each in others]
 
     def _leave_oldest_out(self) -> bool:
         """Other nodes are not told: the disk may have the chunk, and gives it as before."""
@@ -294,11 +299,15 @@ class CopyKeeper:
                 self._again[offer] = (now + AGAIN_MAX_S, self._again[offer][1])
             self._is_kept_at(peer, key)
         elif key in self.ledger:
+            self._is_not_kept_at(peer, key)
+            self._offer_later(now, offer)
+        return []
+
+    def _offer_later(self, now: float, offer: Offer) -> None:
+        if self._is_to_be_made(offer):
             before = self._again.get(offer, (0.0, AGAIN_S / 2))[1]
             waits_s = min(2 * before, AGAIN_MAX_S)
             self._again[offer] = (now + waits_s, waits_s)
-            self._is_not_kept_at(peer, key)
-        return []
 
     def serve(self, now: float, request: ChunkRequest) -> list[Action]:
         """A peer asks for a copy. It gets it at once, from memory or the disk, or a refusal."""
@@ -333,9 +342,9 @@ class CopyKeeper:
             self._members_seen = members.number
             self._members_changed()
         actions = self._load_more(now) if self._loads else []
-        actions += self._tell_evicted() if self._evicted else []
         actions += self._pull(now) if self._to_pull or self._pulling else []
         self._check_some()
+        actions += self._tell() if self._to_tell else []
         if now >= self._look_at:
             self._take_due(now)
         actions += self._make_offers(now) if self._offers else []
@@ -350,16 +359,12 @@ class CopyKeeper:
             actions += self.serve(now, request)
         return actions
 
-    def _tell_evicted(self) -> list[Action]:
-        actions: list[Action] = []
-        me = self.membership.members.me
-        for key in self._evicted:
-            holders = self.routing.holders(key)
-            others = holders[1:] if holders[:1] == [me] else holders[:1]
-            up = [each for each in others if self.flow.is_up(each)]
-            actions += [_report(each, key, is_kept=False) for each in up]
-        self._evicted.clear()
-        return actions
+    def _tell(self) -> list[Action]:
+        reports = [
+            _report(*each, is_kept=False) for each in self._to_tell if self.flow.is_up(each[0])
+        ]
+        self._to_tell.clear()
+        return reports
 
     def _pull(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -405,8 +410,9 @@ class CopyKeeper:
         me, holders = self.membership.members.me, self.routing.holders(key)
         if not holders:
             return
+        counted_on_me = sorted(kept_at)
         for peer in kept_at.difference(holders):
-            # It forgets the chunk once the holders keep it, and does not say so.
+            # It forgets the chunk once the holders keep it.
             kept_at.discard(peer)
             self._kept_at[peer].pop(key, None)
         targets = holders[1:] if holders[0] == me else holders[:1]
@@ -422,7 +428,10 @@ class CopyKeeper:
             return
         self._due.discard(key)
         if me not in holders:
-            self._forget(key)  # the nodes that should keep it do; memory evicts it in time
+            # The nodes that should keep it do; memory evicts it in time. One that offered it knows
+            # perhaps of a loss of which this node does not know yet, and offers it again.
+            self._forget(key)
+            self._to_tell += [(each, key) for each in counted_on_me]
 
     def _take_due(self, now: float) -> None:
         self._look_at = now + AGAIN_S / 2
@@ -433,7 +442,7 @@ class CopyKeeper:
             if at <= now:
                 # The wait stays known until a report comes.
                 self._again[offer] = (now + 2 * waited_s, waited_s)
-                if self._is_missing(offer):
+                if self._is_to_be_made(offer):
                     self._offers[offer] = None
                 else:
                     del self._again[offer]
@@ -444,8 +453,9 @@ class CopyKeeper:
             peer, key = offer
             if len(self._offered) >= OFFERED_MAX:
                 break
-            if not self._is_missing(offer):
+            if not self._is_to_be_made(offer):
                 del self._offers[offer]
+                self._again.pop(offer, None)
             elif self.flow.is_up(peer):
                 del self._offers[offer]
                 self._offered[offer] = now + REPORT_WITHIN_S
@@ -455,11 +465,11 @@ class CopyKeeper:
                 self._offers.move_to_end(offer)
         return actions
 
-    def _is_missing(self, offer: Offer) -> bool:
-        """This node keeps the chunk, and the other node does not."""
+    def _is_to_be_made(self, offer: Offer) -> bool:
+        """This node keeps the chunk, and the other one should and does not."""
         peer, key = offer
         kept_at = self.ledger.get(key)
-        return kept_at is not None and peer not in kept_at
+        return kept_at is not None and peer not in kept_at and peer in self.routing.holders(key)
 
     # --- time ------------------------------------------------------------------------------------
 
