@@ -10,6 +10,7 @@ import pytest
 from copperfs.lab.sim.sim_disk import DiskCosts
 from copperfs.model.protection import protection_of
 from copperfs.model.types import ChunkKey, NodeId, Path
+from copperfs.node.actions import Action
 from copperfs.node.peer.messages import (
     Cancel,
     ChunkAskMode,
@@ -363,6 +364,28 @@ def test_no_node_is_offered_a_chunk_that_it_should_keep_no_longer(
     assert len(job.messages(CopyOffer, first, substitute)) == before
     assert not keeper(job, first)._again
     assert not keeper(job, first)._offers
+    check(job)
+
+
+def test_a_node_that_does_not_answer_delays_no_copies_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies_module, "OFFERED_MAX", 6)
+    job = protected(3, copies=3)
+    first, second, third = holders(job)
+    pull = CopyKeeper._pull
+
+    def pull_unless_slow(keeper: CopyKeeper, now: float) -> list[Action]:
+        return [] if keeper.membership.members.me == second else pull(keeper, now)
+
+    monkeypatch.setattr(CopyKeeper, "_pull", pull_unless_slow)
+    read_all(job, first)
+    job.pass_time(3.0)
+    assert all(keeping(job, index) >= {first, third} for index in chunks(job))
+    assert not any(second in keeping(job, index) for index in chunks(job))
+    job.pass_time(copies_module.REPORT_WITHIN_S)
+    waiting = keeper(job, first)._again
+    assert sum(peer == second for peer, _ in waiting) >= copies_module.OFFERED_EACH_MAX
     check(job)
 
 

@@ -17,17 +17,18 @@ next one in the order. When the owner dies, the others offer the chunk to the ne
 does the same. A node that returns is offered what it owns, and keeps what it still has without a
 transfer. A node whose connection was made anew may have been restarted, so it is asked again.
 
-No reader waits for copies. A node has at most ``OFFERED_MAX`` offers without a report, and fetches
-``PULLS_MAX`` chunks at the same time, only while half of the room is free and its disk keeps up. A
-copy never displaces a chunk from memory: without a disk, a node whose memory is full declines. When
-it evicts a copy, it tells the owner. The owner offers such chunks again, ever more rarely.
+No reader waits for copies. A node has at most ``OFFERED_MAX`` offers without a report,
+``OFFERED_EACH_MAX`` of them at one peer. It fetches ``PULLS_MAX`` chunks at the same time, only
+while half of the room is free and its disk keeps up. A copy never displaces a chunk from memory:
+without a disk that takes more, a node whose memory is full declines. When it evicts a copy, it
+tells the owner. The owner offers such chunks again, ever more rarely.
 
 ReStore makes copies of all data at once, at a moment that the application chooses, and makes them
 anew for all after a failure. Here each chunk has its own moment.
 """
 
 import errno
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -52,6 +53,8 @@ LEDGER_MAX = 1 << 17
 that has been on the disk alone for longest, or else the new one, which then gets no further copies.
 Both are counted."""
 OFFERED_MAX = 16
+OFFERED_EACH_MAX = 4
+"""To one peer: a slow one delays its own copies and no others."""
 PULLS_MAX = 4
 PULLS_WAITING_MAX = 4096
 """A node declines further offers, and gets them again later."""
@@ -88,8 +91,8 @@ class CopyKeeper:
     _incarnations: dict[NodeId, int] = field(default_factory=dict)
     _to_check: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
     """Chunks to which the rule is to be applied."""
-    _offers: OrderedDict[Offer, None] = field(default_factory=OrderedDict)
-    """To be made."""
+    _offers: OrderedDict[NodeId, dict[ChunkKey, None]] = field(default_factory=OrderedDict)
+    """To be made to each peer."""
     _offered: dict[Offer, float] = field(default_factory=dict)
     """Without a report, and until when one is awaited."""
     _again: dict[Offer, tuple[float, float]] = field(default_factory=dict)
@@ -205,7 +208,7 @@ class CopyKeeper:
         self._on_disk.discard(key)
         self._on_disk_alone.pop(key, None)
         for peer in self.routing.copy_holders(_subject(key)):
-            self._offers.pop((peer, key), None)
+            self._offers.get(peer, {}).pop(key, None)
             self._again.pop((peer, key), None)
 
     def _is_kept_at(self, peer: NodeId, key: ChunkKey) -> None:
@@ -259,7 +262,9 @@ class CopyKeeper:
         for peer, incarnation in list(self._incarnations.items()):
             if peer in members.gone or members.incarnation(peer) != incarnation:
                 self._keeps_no_more(peer)
-        for waiting in (self._offers, self._again, self._offered):
+        for peer in members.gone & self._offers.keys():
+            del self._offers[peer]
+        for waiting in (self._again, self._offered):
             for offer in [each for each in waiting if each[0] in members.gone]:
                 del waiting[offer]
         self._to_check.update(dict.fromkeys(self.ledger))
@@ -420,7 +425,7 @@ class CopyKeeper:
         for peer in missing:
             offer = (peer, key)
             if offer not in self._offered and offer not in self._again:
-                self._offers[offer] = None
+                self._offers.setdefault(peer, {})[key] = None
         copies = self.routing.copies_of(_subject(key))
         too_few = holders[0] == me and len(holders) < copies
         if missing or too_few:
@@ -437,32 +442,41 @@ class CopyKeeper:
         self._look_at = now + AGAIN_S / 2
         for offer in [each for each, until in self._offered.items() if until <= now]:
             del self._offered[offer]
-            self._to_check[offer[1]] = None
+            self._offer_later(now, offer)
         for offer, (at, waited_s) in list(self._again.items()):
             if at <= now:
                 # The wait stays known until a report comes.
                 self._again[offer] = (now + 2 * waited_s, waited_s)
                 if self._is_to_be_made(offer):
-                    self._offers[offer] = None
+                    self._offers.setdefault(offer[0], {})[offer[1]] = None
                 else:
                     del self._again[offer]
 
     def _make_offers(self, now: float) -> list[Action]:
+        """To each peer in turn."""
         actions: list[Action] = []
-        for offer in list(islice(self._offers, 2 * OFFERED_MAX)):
-            peer, key = offer
+        outstanding = Counter(peer for peer, _ in self._offered)
+        for peer in list(islice(self._offers, 2 * OFFERED_MAX)):
             if len(self._offered) >= OFFERED_MAX:
                 break
-            if not self._is_to_be_made(offer):
-                del self._offers[offer]
-                self._again.pop(offer, None)
-            elif self.flow.is_up(peer):
-                del self._offers[offer]
-                self._offered[offer] = now + REPORT_WITHIN_S
-                actions.append(Send(peer, CopyOffer(key.path, key.version, key.index)))
-            else:
-                self.routing.reach(now, (peer,))
-                self._offers.move_to_end(offer)
+            keys = self._offers[peer]
+            for key in list(islice(keys, 2 * OFFERED_EACH_MAX)):
+                if len(self._offered) >= OFFERED_MAX or outstanding[peer] >= OFFERED_EACH_MAX:
+                    break
+                if not self._is_to_be_made((peer, key)):
+                    del keys[key]
+                    self._again.pop((peer, key), None)
+                elif self.flow.is_up(peer):
+                    del keys[key]
+                    self._offered[peer, key] = now + REPORT_WITHIN_S
+                    outstanding[peer] += 1
+                    actions.append(Send(peer, CopyOffer(key.path, key.version, key.index)))
+                else:
+                    self.routing.reach(now, (peer,))
+                    break
+            self._offers.move_to_end(peer)
+            if not keys:
+                del self._offers[peer]
         return actions
 
     def _is_to_be_made(self, offer: Offer) -> bool:
@@ -495,6 +509,7 @@ class CopyKeeper:
         assert kept == {(peer, key) for peer, keys in self._kept_at.items() for key in keys}
         assert len(self.ledger) <= LEDGER_MAX
         assert len(self._offered) <= OFFERED_MAX
+        assert all(n <= OFFERED_EACH_MAX for n in Counter(p for p, _ in self._offered).values())
         assert len(self._pulling) <= PULLS_MAX
         assert len(self._waiting_loads) <= WAITING_LOADS_MAX
         for request in self._waiting_loads:
