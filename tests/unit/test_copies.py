@@ -2,6 +2,7 @@
 loss.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -386,6 +387,26 @@ def test_a_node_that_does_not_answer_delays_no_copies_of_others(
     job.pass_time(copies_module.REPORT_WITHIN_S)
     waiting = keeper(job, first)._again
     assert sum(peer == second for peer, _ in waiting) >= copies_module.OFFERED_EACH_MAX
+    check(job)
+
+
+def test_a_late_answer_about_a_copy_does_not_keep_a_fetch_from_the_next_owner() -> None:
+    job = protected(copies=2)
+    first, second = holders(job)
+    reader = next(n for n in range(8) if n not in (first, second))
+    job.hold_source(*range(8))
+    begin(job, reader, 0)
+    job.run()
+    node = job[reader].node
+    good = filter(node._routing.is_good, map(NodeId, range(8)))
+    late = next(each for each in good if each not in (first, second))
+    (fetch,) = (each for each in node._fetches.running() if each.subject[2] == key_of(job))
+    fetch.copies = replace(fetch.copies.without(late), over_at=job.now)
+    node._fetches.machine._send_request(job.now, fetch, late, of_copy=True)
+    assert list(fetch.attempts) == [first, late]
+    job.world.crash(first)
+    job.run()
+    assert list(fetch.attempts) == [late, second]
     check(job)
 
 

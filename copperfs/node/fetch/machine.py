@@ -369,6 +369,8 @@ class FetchMachine:
             # owner.
             if each.how is ChunkAskMode.HELD:
                 counts = peer == fetch.plan.redirected_to
+            elif each.how is ChunkAskMode.COPY:
+                counts = fetch.phase is Phase.ASKING_COPIES and peer not in fetch.copies.tried
             else:
                 counts = fetch.plan.chunk_up_tree or each.how is not ChunkAskMode.TREE
             if counts and self.routing.is_good(peer):
