@@ -27,9 +27,11 @@ from copperfs.node.requests.copies import CopyKeeper
 from tests.unit.simulated_job import SimulatedJob
 from tests.unit.test_chunks import (
     CHUNK,
+    DOUBTED_S,
     HEDGED_S,
     LARGE,
     MIB,
+    TIMEOUTS,
     begin,
     chunks,
     has,
@@ -407,6 +409,45 @@ def test_a_late_answer_about_a_copy_does_not_keep_a_fetch_from_the_next_owner() 
     job.world.crash(first)
     job.run()
     assert list(fetch.attempts) == [late, second]
+    check(job)
+
+
+def test_the_source_is_not_read_while_a_holder_may_be_back_in_a_moment() -> None:
+    job = protected(copies=2)
+    read(job, holders(job)[0], 0)
+    settle(job)
+    first, second = holders(job)
+    cache = job[first].node._chunk_cache
+    assert cache is not None
+    cache._gone(cache._owned.drop(key_of(job)), None)
+    job.cut(first, second)
+    request = begin(job, first, 0)
+    job.pass_time(TIMEOUTS.doubt_s / 2)
+    assert request not in job.answers[first]
+    job.heal()
+    assert has(job, first, request, 0)
+    assert reads(job)[0] == 1
+    assert job[first].node.stats.copies_read == 1
+    check(job)
+
+
+def test_a_holder_that_is_not_back_delays_a_read_by_a_moment_only() -> None:
+    job = protected(copies=3)
+    read(job, holders(job)[0], 0)
+    settle(job)
+    first, second, third = holders(job)
+    for node in (first, third):
+        cache = job[node].node._chunk_cache
+        assert cache is not None
+        cache._gone(cache._owned.drop(key_of(job)), None)
+    job.cut(first, second)
+    request = begin(job, first, 0)
+    job.run()
+    asked = [each.how for each in job.asked(first, ContentKind.CHUNK, third)]
+    assert asked[-1:] == [ChunkAskMode.COPY], "it is asked meanwhile"
+    job.pass_time(DOUBTED_S)
+    assert has(job, first, request, 0)
+    assert max(reads(job)) == 2
     check(job)
 
 

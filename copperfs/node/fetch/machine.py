@@ -624,29 +624,42 @@ class FetchMachine:
         return self.routing.has_copies(fetch.subject)
 
     def ask_copies(self, now: float, fetch: Fetch) -> list[Action]:
-        """Ask the next node that may keep a copy, if none is being asked."""
+        """Ask the next node that may keep a copy, if none is being asked. Nodes that are being
+        connected to come last. A connection that broke a moment ago is made anew when a daemon is
+        taken over."""
         assert self.without_copies is not None
         fetch.move(Trigger.ASK_COPIES)
         likely = fetch.copies.likely
-        for peer in dict.fromkeys((*likely, *self.routing.copy_holders(fetch.subject))):
-            if peer in fetch.copies.tried:
-                continue
+        peers = dict.fromkeys((*likely, *self.routing.copy_holders(fetch.subject)))
+        untried = [peer for peer in peers if peer not in fetch.copies.tried]
+        self.routing.reach(now, untried)
+        for peer in untried:
             attempt = fetch.attempts.get(peer)
-            self.routing.reach(now, (peer,))
             if self.routing.is_good(peer) and (attempt is None or attempt.how is ChunkAskMode.COPY):
-                actions: list[Action] = []
-                if attempt is None:
-                    fetch.timers = replace(fetch.timers, slow_at=now + self.slow_s)
-                    actions = self._send_request(now, fetch, peer, of_copy=True)
-                self._set_timer(fetch, max(now, fetch.timers.slow_at))
-                return actions
-            connects_until = self.routing.connects_until(now, peer)
-            if attempt is None and connects_until is not None and connects_until > now:
-                self._set_timer(fetch, connects_until)
-                return []
-            fetch.copies = fetch.copies.without(peer)
+                return self._ask_copy(now, fetch, peer)
+        returns_until = {
+            peer: until
+            for peer in untried
+            if peer not in fetch.attempts
+            and (until := self.routing.returns_until(now, peer)) is not None
+        }
+        fetch.copies = fetch.copies.without(
+            *(each for each in untried if each not in returns_until)
+        )
+        if returns_until:
+            self._set_timer(fetch, min(returns_until.values()))
+            return []
         fetch.copies = replace(fetch.copies, over_at=now)
         return self.without_copies(now, fetch)
+
+    def _ask_copy(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """It may be asked already."""
+        actions: list[Action] = []
+        if peer not in fetch.attempts:
+            fetch.timers = replace(fetch.timers, slow_at=now + self.slow_s)
+            actions = self._send_request(now, fetch, peer, of_copy=True)
+        self._set_timer(fetch, max(now, fetch.timers.slow_at))
+        return actions
 
     def _copies_overdue(self, now: float, fetch: Fetch) -> list[Action]:
         if now >= fetch.timers.slow_at:

@@ -302,6 +302,17 @@ class Routing:
         assert self.membership is not None
         return self.membership.connects_until(now, peer)
 
+    def returns_until(self, now: float, peer: NodeId) -> float | None:
+        """Until when to wait for a connection to *peer*, which is being made or was lost a moment
+        ago. None if there is none to wait for."""
+        assert self.membership is not None
+        if self.flow.is_up(peer):
+            return None
+        until = self.membership.connects_until(now, peer)
+        if until is None:
+            until = self.membership.doubted_until(peer)
+        return until if until > now else None
+
     def is_other(self, node: NodeId) -> bool:
         """Whether it is another node of this job."""
         return self.trees is not None and node < self.trees.nodes and node != self.trees.me
