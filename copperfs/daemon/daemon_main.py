@@ -591,22 +591,17 @@ class Daemon:
             raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
 
     def _path_classes_now(self, before: Handover | None) -> PathClasses:
-        apart = self.launch is not None and are_apart(self.launch.roster)
-        if before is None:
-            return path_classes_for(self.settings, self.source_root, apart=apart)
         return path_classes_for(
             self.settings,
             self.source_root,
-            apart=apart,
-            before=before.path_classes,
-            changed=before.changes,
+            apart=self.launch is not None and are_apart(self.launch.roster),
+            before=None if before is None else before.path_classes,
+            changed=() if before is None else before.changes,
         )
 
     def _domains_now(self, before: Handover | None) -> tuple[int, ...]:
         """Later they may be others, or cannot be had."""
-        if before is not None and before.domains is not None:
-            return before.domains
-        return domains_of(self.settings, self.launch)
+        return domains_of(self.settings, self.launch) if before is None else before.domains
 
     def _warn_of_domains(self, domains: tuple[int, ...], protection: Protection) -> None:
         if self.launch is None:

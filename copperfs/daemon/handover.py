@@ -80,11 +80,10 @@ class Handover:
     takeovers: TakeoverHistory = field(default_factory=TakeoverHistory)
     tier_device: int | None = None
     """Of the tier's directory. The path of a disk that was unmounted leads to another."""
-    domains: tuple[int, ...] | None = None
-    """Failure domains: those that the job's other nodes have agreed to, whatever a file says now.
-    None: an earlier release left none."""
+    domains: tuple[int, ...] = ()
+    """Failure domains that the job's other nodes have agreed to, whatever a file says now."""
     path_classes: PathClasses | None = None
-    """None: an earlier release left none."""
+    """Whatever is mounted now. None in a daemon that does not know them yet."""
 
     def settings_changed(self) -> Settings:
         """As far as this version knows them."""
@@ -165,7 +164,7 @@ class Handover:
                 f"{words.get('release', 'of another version')}, which leaves it in the form "
                 f"{words['version']}, and not {VERSION}; unmount it, and mount it again"
             )
-        domains, classes = words.get("domains"), words.get("path_classes")
+        classes = words["path_classes"]
         launch = launch_fd = None
         if words["launch"]:
             listener, launch_fd = socket.socket(fileno=sockets.pop(0)), sockets.pop(0)
@@ -193,11 +192,9 @@ class Handover:
             dict(zip(names, sockets[users_count:], strict=True)),
             words["upgrade"],
             changes,
-            takeovers=TakeoverHistory.of_json(words["takeovers"])
-            if "takeovers" in words  # an earlier release left none
-            else TakeoverHistory(),
-            tier_device=words.get("tier_device"),
-            domains=None if domains is None else tuple(domains),
+            takeovers=TakeoverHistory.of_json(words["takeovers"]),
+            tier_device=words["tier_device"],
+            domains=tuple(words["domains"]),
             path_classes=None if classes is None else PathClasses.of_json(classes),
         )
 

@@ -54,15 +54,14 @@ def settings_after(takeover: Takeover) -> Settings:
     """Of a successor: it begins smaller if memory is short."""
     before = takeover.handover
     settings = before.settings
-    held_bytes = resident_bytes(before.pid) if before.pid else 0
+    if settings.memory_bytes <= BUDGET_BYTES_MIN:
+        return settings
     # It may be an application that was killed since: the count is of an earlier time.
     if takeover.cause in ("signal-9", "death") and oom_kills() > before.oom_kills:
         why = "the kernel has killed the daemon for want of memory"
-    elif held_bytes:
+    elif held_bytes := resident_bytes(before.pid):
         why = f"process {before.pid} was killed, cannot end, and has {format_size(held_bytes)}"
     else:
-        return settings
-    if settings.memory_bytes <= BUDGET_BYTES_MIN:
         return settings
     memory_bytes = max(BUDGET_BYTES_MIN, settings.memory_bytes // 2)
     log.warning(
