@@ -29,6 +29,7 @@ anew for all after a failure. Here each chunk has its own moment.
 
 import errno
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -186,9 +187,12 @@ class CopyKeeper:
 
     def _evicted(self, key: ChunkKey) -> None:
         self._forget(key)
-        me, holders = self.membership.members.me, self.routing.holders(key)
-        others = holders[1:] if holders[:1] == [me] else holders[:1]
-        self._to_tell += [(each, key) for each in others]
+        self._to_tell += [(each, key) for each in self._targets(self.routing.holders(key))]
+
+    def _targets(self, holders: list[NodeId]) -> list[NodeId]:
+        """The nodes to which the rule has this one offer a chunk."""
+        is_owner = holders[:1] == [self.membership.members.me]
+        return holders[1:] if is_owner else holders[:1]
 
     def _leave_oldest_out(self) -> bool:
         """Other nodes are not told: the disk may have the chunk, and gives it as before."""
@@ -237,8 +241,7 @@ class CopyKeeper:
     def connection_changed(self, peer: NodeId, *, up: bool) -> None:
         """A peer that was connected to anew may have lost its memory, and may number its requests
         from the beginning."""
-        waiting = [each for each in self._waiting_loads if not _is_from(peer, each)]
-        self._waiting_loads = deque(waiting)
+        self._drop_waiting(lambda request: request.peer == peer)
         for offer in [each for each in self._offered if each[0] == peer]:
             del self._offered[offer]
             self._to_check[offer[1]] = None
@@ -247,8 +250,14 @@ class CopyKeeper:
 
     def forget_request(self, request: PeerRequest) -> None:
         """The peer cancelled it."""
-        waiting = [each for each in self._waiting_loads if each.request != request]
-        self._waiting_loads = deque(waiting)
+        self._drop_waiting(lambda each: each == request)
+
+    def _drop_waiting(self, is_over: Callable[[PeerRequest], bool]) -> None:
+        self._waiting_loads = deque(
+            each
+            for each in self._waiting_loads
+            if not (isinstance(each.request, PeerRequest) and is_over(each.request))
+        )
 
     def _keeps_no_more(self, peer: NodeId) -> None:
         self._incarnations.pop(peer, None)
@@ -420,8 +429,7 @@ class CopyKeeper:
             # It forgets the chunk once the holders keep it.
             kept_at.discard(peer)
             self._kept_at[peer].pop(key, None)
-        targets = holders[1:] if holders[0] == me else holders[:1]
-        missing = [each for each in targets if each not in kept_at]
+        missing = [each for each in self._targets(holders) if each not in kept_at]
         for peer in missing:
             offer = (peer, key)
             if offer not in self._offered and offer not in self._again:
@@ -459,24 +467,28 @@ class CopyKeeper:
         for peer in list(islice(self._offers, 2 * OFFERED_MAX)):
             if len(self._offered) >= OFFERED_MAX:
                 break
-            keys = self._offers[peer]
-            for key in list(islice(keys, 2 * OFFERED_EACH_MAX)):
-                if len(self._offered) >= OFFERED_MAX or outstanding[peer] >= OFFERED_EACH_MAX:
-                    break
-                if not self._is_to_be_made((peer, key)):
-                    del keys[key]
-                    self._again.pop((peer, key), None)
-                elif self.flow.is_up(peer):
-                    del keys[key]
-                    self._offered[peer, key] = now + REPORT_WITHIN_S
-                    outstanding[peer] += 1
-                    actions.append(Send(peer, CopyOffer(key.path, key.version, key.index)))
-                else:
-                    self.routing.reach(now, (peer,))
-                    break
+            actions += self._offer_to(now, peer, OFFERED_EACH_MAX - outstanding[peer])
             self._offers.move_to_end(peer)
-            if not keys:
+            if not self._offers[peer]:
                 del self._offers[peer]
+        return actions
+
+    def _offer_to(self, now: float, peer: NodeId, most: int) -> list[Action]:
+        actions: list[Action] = []
+        keys = self._offers[peer]
+        for key in list(islice(keys, 2 * OFFERED_EACH_MAX)):
+            if len(actions) >= most or len(self._offered) >= OFFERED_MAX:
+                break
+            if not self._is_to_be_made((peer, key)):
+                del keys[key]
+                self._again.pop((peer, key), None)
+                continue
+            if not self.flow.is_up(peer):
+                self.routing.reach(now, (peer,))
+                break
+            del keys[key]
+            self._offered[peer, key] = now + REPORT_WITHIN_S
+            actions.append(Send(peer, CopyOffer(key.path, key.version, key.index)))
         return actions
 
     def _is_to_be_made(self, offer: Offer) -> bool:
@@ -524,10 +536,6 @@ class CopyKeeper:
 
 def _report(peer: NodeId, key: ChunkKey, *, is_kept: bool) -> Action:
     return Send(peer, CopyReport(key.path, key.version, key.index, is_kept))
-
-
-def _is_from(peer: NodeId, request: ChunkRequest) -> bool:
-    return isinstance(request.request, PeerRequest) and request.request.peer == peer
 
 
 def _subject(key: ChunkKey) -> Subject:
