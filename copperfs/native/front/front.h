@@ -247,7 +247,8 @@ uint64_t front_take_crowded(struct front *f);
 /* misses.c */
 void miss_forward(struct front *f, struct pending *pending);
 struct pending *pending_new(const char *request, size_t size, uint64_t started_ns);
-/* After its reply, with no lock held. */
+/* After its reply, with no lock held. Without a record nothing happens. */
+void request_answered(struct front *f, struct request_record *record);
 void pending_free(struct front *f, struct pending *pending);
 bool pending_add(struct front *f, struct pending *pending);
 struct pending *pending_claim(struct front *f, uint64_t unique);

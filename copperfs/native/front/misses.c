@@ -37,13 +37,18 @@ struct pending *pending_new(const char *request, size_t size, uint64_t started_n
 	return pending;
 }
 
+void request_answered(struct front *f, struct request_record *record)
+{
+	if (!record)
+		return;
+	tables_lock(&f->tables);
+	record_free(&f->tables.connection, &record->head);
+	tables_unlock(&f->tables);
+}
+
 void pending_free(struct front *f, struct pending *pending)
 {
-	if (pending->record) {
-		tables_lock(&f->tables);
-		record_free(&f->tables.connection, &pending->record->head);
-		tables_unlock(&f->tables);
-	}
+	request_answered(f, pending->record);
 	free(pending);
 }
 

@@ -583,13 +583,6 @@ static void interrupt(struct front *f, const struct request *req)
 		pending_interrupt(f, req->in->unique, in->unique);
 }
 
-static void drop_record(struct request *req)
-{
-	tables_lock(&req->front->tables);
-	record_free(&req->front->tables.connection, &req->record->head);
-	tables_unlock(&req->front->tables);
-}
-
 /* For a successor. False: there is no memory. */
 static bool record(struct request *req)
 {
@@ -628,8 +621,7 @@ static struct pending *keep(struct request *req, enum served_by served_by)
 	}
 	atomic_fetch_add(&req->front->statistics.no_room, 1);
 	answer_error(req, ENOMEM);
-	if (req->record)
-		drop_record(req);
+	request_answered(req->front, req->record);
 	return NULL;
 }
 
@@ -677,8 +669,8 @@ static void conclude(struct request *req, enum verdict verdict)
 			    req->retried ? req->retried->served_by : SERVED_HIT, req->started_ns);
 		if (req->retried)
 			pending_free(req->front, req->retried);
-		else if (req->record)
-			drop_record(req);
+		else
+			request_answered(req->front, req->record);
 		return;
 	}
 	/* publish.c answers the second try, and handlers answer a read with its bytes. So this is a
