@@ -3,20 +3,10 @@
 #define CHECK_H
 
 #include "../../copperfs/native/front/front.h"
+#include "assertion.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#define CHECK(condition)                                                                  \
-	do {                                                                              \
-		if (!(condition)) {                                                       \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__,        \
-				#condition);                                              \
-			abort();                                                          \
-		}                                                                         \
-	} while (0)
 
 /* Chunks of one inode; how many. */
 static inline uint32_t chunks_check(struct tables *t, const struct inode *n)

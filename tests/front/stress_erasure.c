@@ -9,22 +9,12 @@
  */
 #define _GNU_SOURCE
 #include "../../copperfs/native/erasure.h"
+#include "assertion.h"
 
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#define CHECK(condition)                                                                  \
-	do {                                                                              \
-		if (!(condition)) {                                                       \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__,        \
-				#condition);                                              \
-			abort();                                                          \
-		}                                                                         \
-	} while (0)
 
 enum { THREADS = 4, PAGE = 4096, ROOM = 2 * PAGE, POLYNOMIAL = 0x11d };
 

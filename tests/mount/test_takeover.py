@@ -231,14 +231,25 @@ def test_readers_notice_no_death(taken: Mount) -> None:
 
 @pytest.mark.long
 def test_readers_notice_none_of_many_deaths(taken: Mount) -> None:
-    usages = []
-    for count in (KILLS, MANY_KILLS - KILLS):
-        with Readers(taken, READERS) as readers:
-            kill_often(taken, count, readers)
-        readers.judge_waits()
-        usages.append(usage(taken))
-    check_no_growth(*usages)
+    check_often(taken, kill_often, KILLS, MANY_KILLS, READERS)
     assert taken.stats()["takeovers"]["by_cause"] == {"signal-9": MANY_KILLS}
+
+
+def check_often(
+    mount: Mount,
+    takeovers: Callable[[Mount, int, Readers], None],
+    early: int,
+    many: int,
+    readers_count: int,
+) -> None:
+    """Readers notice none of *many*, and nothing grows after the *early* ones."""
+    usages = []
+    for count in (early, many - early):
+        with Readers(mount, readers_count) as readers:
+            takeovers(mount, count, readers)
+        readers.judge_waits()
+        usages.append(usage(mount))
+    check_no_growth(*usages)
 
 
 def kill_often(mount: Mount, count: int, readers: Readers) -> None:

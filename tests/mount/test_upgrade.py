@@ -38,14 +38,13 @@ from tests.mount.keepers import is_ready, keeper_of, standby_of
 from tests.mount.test_takeover import (
     TAKEOVER,
     Readers,
-    check_no_growth,
+    check_often,
     content_of,
     daemon_of,
     files,
     kill,
     successor,
     taken,
-    usage,
     way,
 )
 from tests.mount.test_undying_daemon import free_port, metrics_at
@@ -120,13 +119,7 @@ def test_readers_notice_no_upgrade(taken: Mount) -> None:
 
 @pytest.mark.long
 def test_readers_notice_none_of_many_upgrades(taken: Mount) -> None:
-    usages = []
-    for count in (EARLY_UPGRADES, MANY_UPGRADES - EARLY_UPGRADES):
-        with Readers(taken, READERS) as readers:
-            upgrade_often(taken, count, readers)
-        readers.judge_waits()
-        usages.append(usage(taken))
-    check_no_growth(*usages)
+    check_often(taken, upgrade_often, EARLY_UPGRADES, MANY_UPGRADES, READERS)
     assert taken.stats()["takeovers"]["by_cause"] == {"upgrade": MANY_UPGRADES}
 
 
