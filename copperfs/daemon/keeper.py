@@ -108,7 +108,7 @@ class Keeper:
         """The daemon ends by itself, and needs no successor."""
         self.is_ended = True
         if self.channel is not None:
-            self.channel.settimeout(TELLS_WITHIN_S)  # the last word, and nobody tries it again
+            self.channel.settimeout(TELLS_WITHIN_S)  # no later message makes up for this one
         self._tell(b"E")
 
     def _start(self) -> bool:

@@ -92,7 +92,7 @@ class LogFile(logging.StreamHandler[TextIO]):
         return moves_stderr
 
     def look_briefly(self) -> None:
-        """For a while only: the thread goes on if the filesystem hangs."""
+        """Wait for ``OPENS_WITHIN_S`` at most; the thread goes on if the filesystem hangs."""
         thread = threading.Thread(target=self.look, name=LOOK_THREAD, daemon=True)
         thread.start()
         thread.join(OPENS_WITHIN_S)

@@ -120,8 +120,8 @@ AUTOMOUNTED_LOCAL = (*ALWAYS_LOCAL, b"/boot", b"/efi")
 
 @dataclass(frozen=True, slots=True)
 class PathClasses:
-    """What was found when the mount began. A successor goes on with it: other mounts may be there
-    by then, and a filesystem of ``--shared`` may hang."""
+    """Prefixes of paths, as the mount's first daemon found them. A successor keeps them, because
+    the node's mounts may have changed by then, and a filesystem of ``--shared`` may hang."""
 
     shared: tuple[Path, ...]
     local: tuple[Path, ...]

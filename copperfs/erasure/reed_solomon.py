@@ -4,9 +4,10 @@ A *coding group* has data chunks at positions 0 to K-1 and parity chunks at K to
 whole (CoREC codes across objects as well), so a healthy read is one request to one node. Any K
 positions give all others (``native/erasure.h`` says by which matrix).
 
-Data chunks may differ in size. A shorter one counts as if zeroes followed; nobody stores, sends or
-copies these. The parity chunks are as long as the longest data chunk. A group that was closed with
-fewer than K members has chunks of size 0 in their places, and these are always known.
+Data chunks may differ in size. The code treats a shorter one as if zeroes followed, without
+storing, sending or copying them. The parity chunks are as long as the longest data chunk. A group
+that was closed with fewer than K members has chunks of size 0 in their places, and these are always
+known.
 
 The code works on each byte by itself. A range of a lost chunk is therefore decoded from the same
 range of K others. A chunk that ends before the range gives no bytes: its buffer is empty, and no

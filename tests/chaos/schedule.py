@@ -39,8 +39,8 @@ from tests.chaos.mixture import (
 )
 
 KINDS = ("kill", "stop", "cut", "drop", "stick")
-# Of mounts with --takeover: the daemon dies, hangs for good or is upgraded, and nobody starts it
-# again, as another goes on. A kill ends its keeper as well.
+# Of mounts with --takeover: the daemon dies, hangs for good or is upgraded, and another goes on.
+# The arena starts a daemon again only after a kill, which ends the keeper as well.
 OWN_KINDS = ("die", "hang", "upgrade")
 TAKEOVER_KINDS = (*OWN_KINDS, "kill", "cut", "drop")
 DIRECTIONS = ("both", "towards", "away")
